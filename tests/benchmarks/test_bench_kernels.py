@@ -125,7 +125,7 @@ def test_node(ratio, layers, overlaps):
 
     def evaluate():
         if tables:
-            last_layer.evaluate.__wrapped__(1.0, overlaps, tuple(np.diagonal(V)), last_layer.ACCURACY)
+            last_layer.evaluate.__wrapped__(Q, V, 1.0, last_layer.ACCURACY)
         else:
             over_labels.averages.__wrapped__(network, Q, V, over_labels.default_labels(network, Q, V))
 

@@ -88,3 +88,9 @@ def brute_force(u, omega, V, skip, batches):
             second += (z * weight[:, None]).T @ z
     constant = np.log(np.linalg.det(V[:-1, :-1])) + (layers - 1) * np.log(2 * np.pi) + np.log(2 * np.pi * noise)
     return np.log(total) - 0.5 * tokens * constant, (mean / total).reshape(omega.shape), second / total
+
+
+def diagonal(*q):
+    """Overlap of uncorrelated layers, and the error that makes their variance 1."""
+    Q = np.diag(np.array(q, dtype=float))
+    return Q, np.eye(len(q)) - Q

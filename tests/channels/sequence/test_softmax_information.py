@@ -10,12 +10,8 @@ from smimbench_channels.sequence.softmax.network import Network
 
 from smimbench.backend.arrays import to_host
 from smimbench.derive.sampled_information import _controls, without_overlap
+from tests.channels.sequence.deep_attention import diagonal
 from tests.conftest import assert_placed
-
-
-def diagonal(*q):
-    Q = np.diag(np.array(q, dtype=float))
-    return Q, np.eye(len(q)) - Q
 
 
 @pytest.mark.parametrize(("layers", "tokens", "q"), [(2, 2, (0.3, 0.8)), (3, 2, (0.3, 0.5, 0.8)), (2, 3, (0.4, 0.8))])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,12 +10,20 @@ from smimbench_channels.sequence.softmax import one_layer
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_channels.sequence.softmax.last_layer import information as tables
 from smimbench_channels.sequence.softmax.last_layer.posterior import DARKEST, _gaussian, posterior_moments
-from smimbench_channels.sequence.softmax.last_layer.tables import ACCURACY, Accuracy, make_tables, node_count
+from smimbench_channels.sequence.softmax.last_layer.tables import (
+    ACCURACY,
+    Accuracy,
+    farthest_node,
+    make_tables,
+    node_count,
+    wanted_step,
+)
 
 from smimbench.backend.arrays import to_host
+from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory.verification import verify_information
-from tests.channels.sequence.deep_attention import outputs, product
+from tests.channels.sequence.deep_attention import diagonal, outputs, product
 from tests.conftest import assert_placed
 
 
@@ -40,8 +47,9 @@ def second_moments(u, omega, v, skip):
     scales = tuple(np.sqrt(v[:last]).tolist())
     # Without knowing Q the width is compared with what the means themselves show.
     spread = v[last] + max(float((omega**2).mean()), 0.0)
-    count = node_count(skip, layers, v[last] / spread, ACCURACY.blind_step, ACCURACY)
-    tables = make_tables(float(skip), scales, None, 0.0, count, 0, ACCURACY)
+    count = node_count(skip, layers, v[last] / spread, wanted_step(True, False), ACCURACY)
+    reach = farthest_node(skip, last, ACCURACY)
+    tables = make_tables(float(skip), scales, None, 0.0, count, 0, reach, ACCURACY.table_points)
     ut = u / (1.0 + skip) ** last
     found = posterior_moments(tables, ut, ut[:, 0] - ut[:, 1], omega, float(v[last]), full=True)
     result = np.empty((len(u), layers, 2, 2))
@@ -103,38 +111,34 @@ def test_depth_against_monte_carlo(rng, layers):
         assert np.all(np.abs(np.mean(parts, axis=0) - found[k]) < 5 * sem + 4e-3)
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Fewer labels: the claimed error has to say so."""
-    accuracy = Accuracy(labels=2**9, outer_labels=2**5, outer_step=0.6, table_points=2**15)
-    for name in ("information", "susceptibility"):
-        monkeypatch.setattr(tables, name, partial(getattr(tables, name), accuracy=accuracy))
-    return accuracy
+QUICK = Accuracy(labels=2**9, outer_labels=2**5, outer_step=0.6, table_points=2**15)
+"""Fewer labels: the claimed error has to say so."""
 
 
-def square(*q):
-    Q = np.diag(np.array(q, dtype=float))
-    return Q, np.eye(len(q)) - Q
+def means(*q, skip=1.0, accuracy=QUICK):
+    """Information and susceptibility of overlaps q and errors 1 - q, each a value and an error."""
+    found = tables.evaluate(*diagonal(*q), skip, accuracy)
+    return Uncertain(found[0], found[1], ""), Uncertain(found[2], found[3], "")
 
 
 @pytest.mark.parametrize(("layers", "skip"), [(2, 0.0), (2, 0.3), (3, 0.1), (3, 1.0), (4, 0.5), (4, 5.0)])
-def test_no_layer_beats_the_bound(quick, layers, skip):
+def test_no_layer_beats_the_bound(layers, skip):
     # Jensen: lambda_a <= E sum (z_m z_k - delta)^2 = 6, so no layer is learned below alpha = 1/6
-    found = tables.susceptibility(*square(*[0.0] * layers), skip)
+    information, found = means(*[0.0] * layers, skip=skip)
     diagonal, error = np.diagonal(found.value), np.diagonal(found.error)
     assert np.all(diagonal <= 6.0)
     assert np.all(diagonal > 5 * error)
     assert np.argmax(diagonal) == layers - 1
     # Cauchy and Schwarz: the mixed modes are never first
     assert np.all(found.value**2 <= np.outer(diagonal, diagonal) * (1 + 1e-6))
-    np.testing.assert_array_equal(tables.information(*square(*[0.0] * layers), skip).value, 0.0)
+    np.testing.assert_array_equal(information.value, 0.0)
 
 
-def test_a_dominant_skip_connection_leaves_one_layer(quick):
+def test_a_dominant_skip_connection_leaves_one_layer():
     skip = 3e3
-    assert tables.susceptibility(*square(0.0, 0.0, 0.0), skip).value[2, 2] == pytest.approx(6.0, rel=1e-3)
+    assert means(0.0, 0.0, 0.0, skip=skip)[1].value[2, 2] == pytest.approx(6.0, rel=1e-3)
     for q in (0.2, 0.8):
-        found = tables.information(*square(0.0, 0.0, q), skip)
+        found = means(0.0, 0.0, q, skip=skip)[0]
         alone = one_layer.information(np.array([[q]]), np.array([[1 - q]]), 2).value[0, 0]
         assert abs(found.value[2, 2] - alone) < 4 * found.error[2, 2]
         assert found.error[2, 2] < 0.03 * alone
@@ -174,9 +178,9 @@ def importance(q, skip, n, points, seed):
     ("q", "skip"),
     [((0.0, 0.0), 1.0), ((0.0, 0.8), 0.5), ((0.0, 0.0, 0.7), 1.0), ((0.3, 0.0, 0.8), 1.0), ((0.0, 0.3, 0.8), 0.7)],
 )
-def test_means_over_labels_against_importance_sampling(quick, q, skip):
+def test_means_over_labels_against_importance_sampling(q, skip):
     (information, information_sem), (response, response_sem) = importance(q, skip, 500, 2000, 8)
-    found, slope = tables.information(*square(*q), skip), tables.susceptibility(*square(*q), skip)
+    found, slope = means(*q, skip=skip)
     for a, overlap in enumerate(q):
         if overlap > 0:
             sem = np.hypot(information_sem[a], found.error[a, a])
@@ -188,13 +192,9 @@ def test_means_over_labels_against_importance_sampling(quick, q, skip):
             assert found.value[a, a] == 0.0
 
 
-def test_claimed_errors_cover_what_more_labels_change(quick):
-    few_i, few_s = tables.information(*square(0.0, 0.8), 1.0), tables.susceptibility(*square(0.0, 0.8), 1.0)
-    more = replace(quick, labels=2**12)
-    many_i, many_s = (
-        function(*square(0.0, 0.8), 1.0, accuracy=more) for function in (tables.information, tables.susceptibility)
-    )
-    for few, many, a in ((few_i, many_i, 1), (few_s, many_s, 0)):
+def test_claimed_errors_cover_what_more_labels_change():
+    more = replace(QUICK, labels=2**12)
+    for few, many, a in zip(means(0.0, 0.8), means(0.0, 0.8, accuracy=more), (1, 0)):
         assert many.error[a, a] < few.error[a, a]
         assert abs(few.value[a, a] - many.value[a, a]) < 4 * few.error[a, a]
         assert many.error[a, a] < 3e-3 * many.value[a, a]
@@ -209,37 +209,37 @@ def test_posterior_moments_average_to_the_prior(rng):
     assert np.all(np.abs(mean - np.eye(2)) < 4.5 * sem)
 
 
-def test_small_overlap_starts_with_the_susceptibility(quick):
-    slope = tables.susceptibility(*square(0.0, 0.0, 0.8), 1.0).value
+def test_small_overlap_starts_with_the_susceptibility():
+    slope = means(0.0, 0.0, 0.8)[1].value
     for known in (0, 1):
         q = [0.0, 0.0, 0.8]
         q[known] = 0.02
-        found = tables.information(*square(*q), 1.0)
+        found = means(*q)[0]
         assert abs(found.value[known, known] / 0.02 - slope[known, known]) < 5 * found.error[known, known] / 0.02 + 0.05
 
 
 def test_what_is_covered():
-    assert tables.supports(*square(0.0, 0.0))
-    assert tables.supports(*square(0.0, 0.5, 0.9))
-    assert tables.supports(*square(0.2, 0.0, 0.0, 0.9))
-    assert not tables.supports(*square(0.1, 0.5))
-    assert not tables.supports(*square(0.1, 0.1, 0.9))
-    assert not tables.supports(*square(0.9, 0.0, 0.9))
-    assert not tables.supports(*square(0.5))
-    Q, V = square(0.0, 0.5)
+    assert tables.supports(*diagonal(0.0, 0.0))
+    assert tables.supports(*diagonal(0.0, 0.5, 0.9))
+    assert tables.supports(*diagonal(0.2, 0.0, 0.0, 0.9))
+    assert not tables.supports(*diagonal(0.1, 0.5))
+    assert not tables.supports(*diagonal(0.1, 0.1, 0.9))
+    assert not tables.supports(*diagonal(0.9, 0.0, 0.9))
+    assert not tables.supports(*diagonal(0.5))
+    Q, V = diagonal(0.0, 0.5)
     assert not tables.supports(Q, V + 0.1)
-    with pytest.raises(ValueError, match="no table"):
-        tables.information(*square(0.1, 0.5), 1.0)
 
 
-def test_batches_and_namespaces(quick, backend):
-    Q = np.stack([square(0.0, 0.3)[0], square(0.0, 0.6)[0]])
+def test_batches_and_namespaces(backend):
+    channel = SequenceSoftmax(tokens=2, layers=2)
+    Q = np.stack([diagonal(0.0, 0.3)[0], diagonal(0.0, 0.6)[0]])
     V = np.eye(2) - Q
-    for function in (tables.information, tables.susceptibility):
-        found = function(backend.asarray(Q), backend.asarray(V), 1.0)
+    for function in (channel.information, channel.susceptibility):
+        found = function(backend.asarray(Q), backend.asarray(V), labels=512)
+        assert "quadrature" in found.method
         assert_placed(found.value, backend, (2, 2, 2))
         assert_placed(found.error, backend, (2, 2, 2))
-        single = function(Q[1], V[1], 1.0)
+        single = function(Q[1], V[1], labels=512)
         np.testing.assert_allclose(to_host(found.value)[1], single.value, rtol=1e-12)
 
 
@@ -257,11 +257,11 @@ def test_a_well_known_last_layer_without_skip_is_that_of_plain_draws():
 def test_labels_that_fit_no_node_are_drawn_instead(monkeypatch):
     """With tables that are cut off far too early, the posterior of labels beyond them is 0 / 0."""
     short = replace(ACCURACY, farthest=(10.0,), fewest_nodes=8, scrambles=2, labels=2**14)
-    Q, V = square(0.0, 0.98)
+    Q, V = diagonal(0.0, 0.98)
     with np.errstate(invalid="ignore", divide="ignore"):
-        assert np.isnan(tables.information(Q, V, 0.0, short).value).any()
-    whole = tables.information
-    monkeypatch.setattr(tables, "information", lambda Q, V, skip, accuracy: whole(Q, V, skip, short))
+        assert np.isnan(tables.evaluate(Q, V, 0.0, short)).any()
+    whole = tables.evaluate
+    monkeypatch.setattr(tables, "evaluate", lambda Q, V, skip, accuracy: whole(Q, V, skip, short))
     found = SequenceSoftmax(tokens=2, layers=2, skip=0.0).information(Q, V, labels=2**12)
     assert "Sobol" in found.method
     assert np.isfinite(found.value).all()

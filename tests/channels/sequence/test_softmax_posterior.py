@@ -116,14 +116,13 @@ def test_sampling_agrees_with_quadrature(skip):
 def test_nearly_singular_attention_agrees_with_tables(skip):
     """Where only the last of three layers is known its posterior mean is a table's bilinear form, however small the skip."""
     n, q = 60, np.array([0.0, 0.0, 0.97])
-    accuracy = tables.Accuracy(table_points=2**15)
-    case = last_layer._Case(skip, q, 1.0 - q, None, [0, 1], accuracy)
-    labels = last_layer._Labels(*(array[:n] for array in last_layer._draw_labels(case, 0)))
-    count = tables.node_count(skip, 3, 1.0 - q[-1], accuracy.step, accuracy)
-    made = tables.make_tables(skip, (1.0, 1.0), None, 0.0, count, 0, accuracy)
-    expected = last_layer._posterior_of_labels(case, made, labels, None)
-    omega = np.zeros((n, 3, 2))
-    omega[:, -1] = labels.omega_last
+    accuracy = tables.ACCURACY
+    case = last_layer.case_of(np.diag(q), np.diag(1.0 - q), skip, accuracy)
+    labels = last_layer.Labels(*(array[:n] for array in last_layer.draw_labels(case, 0)))
+    count = tables.node_count(skip, 3, 1.0 - q[-1], tables.wanted_step(False, False), accuracy)
+    made = tables.make_tables(skip, (1.0, 1.0), None, 0.0, count, 0, tables.farthest_node(skip, 2, accuracy), 2**15)
+    expected = last_layer.posterior_of_labels(case, made, labels, None)
+    omega = labels.omega
     scale = (1.0 + skip) ** 2
     found = importance.integrate(scale * labels.ut, omega, np.diag(1.0 - q), skip, 1e-5, 2048, gap=scale * labels.gap)
     off = np.sqrt(((found.shift[:, -1] - expected.shift) ** 2).mean(1) / (1.0 - q[-1]))

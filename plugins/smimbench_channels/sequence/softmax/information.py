@@ -9,16 +9,15 @@ too. Checked by tests/channels/sequence/test_softmax_information.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.linalg import helmert
 
+from smimbench.backend import to_host
 from smimbench.derive import LabelMeans, Labels, label_means, without_overlap
 from smimbench.interfaces import Array, Uncertain
 from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
-from smimbench_channels.batches import on_host, uncertain_like
+from smimbench_channels.batches import Host, on_host, uncertain_like
 from smimbench_channels.sequence.softmax import one_layer
 from smimbench_channels.sequence.softmax.deep.integrand import output_gap
 from smimbench_channels.sequence.softmax.last_layer import information as last_layer
@@ -26,8 +25,6 @@ from smimbench_channels.sequence.softmax.network import Network, output
 from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_exact
 
 __all__ = ["averages", "default_labels", "information", "rough_labels", "susceptibility"]
-
-Host = np.ndarray[Any, Any]
 
 SCRAMBLES = 16
 """Independent sets of labels. Doubled: half as many labels in each, a better known standard error."""
@@ -47,41 +44,43 @@ def information(network: Network, Q: Array, V: Array, labels: int | None = None)
     """``E sum_m g_m g_m^T`` (..., L, L); see ``SequenceSoftmax.information``."""
     if network.layers == 1:
         return one_layer.information(Q, V, network.tokens)
-    return _by_tables_or_labels(network, Q, V, labels, last_layer.information, 0)
+    return _means_over_labels(network, Q, V, labels, 0)
 
 
 def susceptibility(network: Network, Q: Array, V: Array, labels: int | None = None) -> Uncertain:
     """First order of the information in the overlap; see ``SequenceSoftmax.susceptibility``."""
     if network.layers == 1:
         return one_layer.susceptibility(Q, V, network.tokens)
-    return _by_tables_or_labels(network, Q, V, labels, last_layer.susceptibility, 2)
+    return _means_over_labels(network, Q, V, labels, 2)
+
+
+def _has_table(network: Network, Q: Host, V: Host) -> bool:
+    return network.tokens == 2 and last_layer.supports(Q, V, network.skip)
 
 
 def rough_labels(network: Network, Q: Array, V: Array) -> int:
     """Labels that are enough for differences of the information around (Q, V)."""
-    quick = is_exact(network) or (network.tokens == 2 and last_layer.supports(Q, V, network.skip))
-    return 2**12 if quick else 2**9
+    return 2**12 if is_exact(network) or _has_table(network, to_host(Q), to_host(V)) else 2**9
 
 
-def _by_tables_or_labels(
-    network: Network, Q: Array, V: Array, labels: int | None, from_tables: Callable[..., Uncertain], which: int
-) -> Uncertain:
-    """Each (Q, V) of a batch from tables, or else entry ``which`` of the averages over labels and its error."""
-    found = []
-    asked = {} if labels is None else {"accuracy": last_layer.ACCURACY.with_labels(labels)}
+def _means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, which: int) -> Uncertain:
+    """Entry ``which`` of the means over labels, and its error, of each (Q, V) of a batch: from tables, or else drawn."""
+    accuracy = last_layer.ACCURACY if labels is None else last_layer.ACCURACY.with_labels(labels)
+    values, errors, methods = [], [], []
     for q, v in zip(*(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))):
-        one = None
-        if network.tokens == 2 and last_layer.supports(q, v, network.skip):
+        means: Any = np.nan
+        if _has_table(network, q, v):
             with np.errstate(invalid="ignore", divide="ignore"):
-                one = from_tables(q, v, network.skip, **asked)
-        if one is not None and np.isfinite(one.value).all():
-            found.append(one)
-        else:
-            number = default_labels(network, q, v) if labels is None else labels
-            value, error = averages(network, q, v, number)[which : which + 2]
-            found.append(Uncertain(value, error, f"Monte Carlo ({SCRAMBLES} Sobol scrambles of labels)"))
-    value, error = (np.reshape([f[k] for f in found], Q.shape) for k in (0, 1))
-    return uncertain_like(Q, value, error, ", ".join(dict.fromkeys(f.method for f in found)))
+                means = last_layer.evaluate(q, v, network.skip, accuracy)
+            method = f"quadrature in the latents, Monte Carlo over labels ({accuracy.scrambles} scrambles)"
+        if not np.isfinite(means).all():
+            means = averages(network, q, v, default_labels(network, q, v) if labels is None else labels)
+            method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of labels)"
+        values.append(means[which])
+        errors.append(means[which + 1])
+        methods.append(method)
+    value, error = (np.reshape(found, Q.shape) for found in (values, errors))
+    return uncertain_like(Q, value, error, ", ".join(dict.fromkeys(methods)))
 
 
 def _by_differences(normal: Host, network: Network) -> Host:
@@ -90,6 +89,8 @@ def _by_differences(normal: Host, network: Network) -> Host:
     Attention depends on differences of tokens most, and Sobol points are most even in their first coordinates: errors of the
     information of two layers are 1.2 to 1.5 times smaller so, up to a factor of 2 for the last layer.
     """
+    from scipy.linalg import helmert
+
     layers, tokens = network.layers, network.tokens
     known = np.split(normal, [layers * (tokens - 1)], axis=1)
     differences, sums = (part.reshape(len(normal), layers, -1) for part in known)

@@ -1,5 +1,5 @@
 r"""Information and susceptibility of deep attention of two tokens with at most two known layers: drawn labels, averaged
-with control variates, one overlap after the other.
+with control variates.
 
 Divided by ``(1 + c)^{L-1}`` the product ``B`` of the attention matrices is row-stochastic, so it has two parameters however
 deep the network is. With ``b_01``, ``b_10`` its off-diagonal entries, ``D`` its determinant and ``ut = u / (1 + c)^{L-1}``,
@@ -23,89 +23,44 @@ tests/channels/sequence/test_softmax_last_layer.py.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import to_host
-from smimbench.interfaces import Array, Uncertain
-from smimbench.numerics import controlled_mean, is_diagonal, normal_points
-from smimbench_channels.batches import joined, on_host, uncertain_like
+from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points
+from smimbench_channels.batches import Host, blocks, joined
 from smimbench_channels.sequence.softmax.last_layer.posterior import KnownLayer, Moments, compress, posterior_moments
 from smimbench_channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
+    MOST_NODES,
     Accuracy,
-    Host,
     Tables,
+    farthest_node,
     make_tables,
     mixing,
     node_count,
     nodes_needed,
+    wanted_step,
 )
 
-__all__ = ["ACCURACY", "Accuracy", "information", "supports", "susceptibility"]
-
-CHUNK = 512
-"""Labels handled at once. Doubled: twice the memory, beyond the cache, the same result."""
+__all__ = ["ACCURACY", "Accuracy", "evaluate", "supports"]
 
 
-def supports(Q: Array, V: Array, skip: float = 1.0) -> bool:
+def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
     """Whether one (Q, V), both (L, L), is covered.
 
     Both diagonal, L at least 2, and of the layers before the last at most one known (none for L = 2), and that one with an
     error of at least a quarter of its variance. The last layer must not be known so well that its factors fall between nodes.
     """
-    q, v = to_host(Q), to_host(V)
-    if q.shape[-1] < 2 or not is_diagonal(q, v):
+    if len(Q) < 2 or not is_diagonal(Q, V):
         return False
-    q, v = np.diagonal(q), np.diagonal(v)
+    q, v = np.diagonal(Q), np.diagonal(V)
     known = np.flatnonzero(q[:-1])
-    step = ACCURACY.wanted_step(bool(q[-1] == 0), len(known) > 0)
-    # largest spacing of the nodes in units of the wanted one
-    if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY) > 2 * ACCURACY.most_nodes:
+    step = wanted_step(bool(q[-1] == 0), len(known) > 0)
+    # nodes may stand twice as far apart as wanted
+    if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY) > 2 * MOST_NODES:
         return False
-    if len(known) == 1 and len(q) > 2:
-        # smallest error over variance of a known layer before the last
-        return bool(v[known[0]] >= 0.25 * (q + v)[known[0]])
-    return len(known) == 0
-
-
-def information(Q: Array, V: Array, skip: float, accuracy: Accuracy = ACCURACY) -> Uncertain:
-    r"""``E \sum_m g_m g_m^T`` (..., L, L), diagonal, at overlaps that ``supports`` accepts.
-
-    ``skip`` is c >= 0; ``accuracy`` the resolution of tables and the number of labels. NaN where a label lies too far beyond
-    the tables.
-    """
-    return _overlap_by_overlap(Q, V, skip, 0, accuracy)
-
-
-def susceptibility(Q: Array, V: Array, skip: float, accuracy: Accuracy = ACCURACY) -> Uncertain:
-    r"""How the information of the unknown layers starts, ``I_ab = \lambda_ab Q_ab``, at overlaps that ``supports`` accepts.
-
-    .. math::
-
-        \lambda_{ab} = E \sum_{mk} G_{a,mk} G_{b,mk}, \qquad
-        G_{a,mk} = (E[z_{am} z_{ak} | y, \omega] - V_{aa} \delta_{mk}) / V_{aa}^2
-
-    Entries of known layers are 0. Parameters as for ``information``.
-    """
-    return _overlap_by_overlap(Q, V, skip, 2, accuracy)
-
-
-def _overlap_by_overlap(Q: Array, V: Array, skip: float, which: int, accuracy: Accuracy) -> Uncertain:
-    """Result ``which`` of ``evaluate``, and its error, for each overlap of a batch."""
-    q, v = on_host(Q, V)
-    layers = q.shape[-1]
-    values, errors = np.zeros((2, *q.shape)).reshape(2, -1, layers, layers)
-    for k, (one_q, one_v) in enumerate(zip(q.reshape(-1, layers, layers), v.reshape(-1, layers, layers))):
-        if not supports(one_q, one_v, skip):
-            raise ValueError(f"no table for Q = {one_q.tolist()}, V = {one_v.tolist()}")
-        pair = tuple(np.diagonal(one_q).tolist()), tuple(np.diagonal(one_v).tolist())
-        value, error = evaluate(float(skip), *pair, accuracy)[which : which + 2]
-        values[k], errors[k] = (np.diag(value), np.diag(error)) if which == 0 else (value, error)
-    method = f"quadrature in the latents, Monte Carlo over labels ({accuracy.scrambles} scrambles)"
-    return uncertain_like(V, values.reshape(q.shape), errors.reshape(q.shape), method)
+    return len(known) == 0 or bool(len(known) == 1 and len(q) > 2 and v[known[0]] >= 0.25 * (q + v)[known[0]])
 
 
 class _Case(NamedTuple):
@@ -114,145 +69,144 @@ class _Case(NamedTuple):
     skip: float
     q: Host
     v: Host
-    known: int | None  # the layer before the last with an overlap
+    known: list[int]  # the layer before the last with an overlap, if there is one
     unknown: list[int]  # the others before the last
-    accuracy: Accuracy
-
-    @property
-    def last(self) -> int:
-        """Index of the last layer."""
-        return len(self.q) - 1
-
-    @property
-    def blind(self) -> bool:
-        """Whether the last layer has no overlap."""
-        return bool(self.q[self.last] == 0.0)
-
-    @property
-    def labels(self) -> int:
-        """Labels of a scramble."""
-        return self.accuracy.labels if self.known is None else self.accuracy.outer_labels
-
-    @property
-    def informed(self) -> list[int]:
-        """Layers with an overlap: their information is wanted."""
-        return [a for a in (self.known, None if self.blind else self.last) if a is not None]
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """Pairs of layers without overlap: their susceptibility is wanted."""
-        free = self.unknown + ([self.last] if self.blind else [])
-        return [(a, b) for a in free for b in free if a <= b]
+    blind: bool  # whether the last layer has no overlap
+    labels: int  # of a scramble
 
 
-@lru_cache(maxsize=512)
-def evaluate(
-    skip: float, q: tuple[float, ...], v: tuple[float, ...], accuracy: Accuracy
-) -> tuple[Host, Host, Host, Host]:
-    """Information (L,) and its error, susceptibility (L, L) and its error, of one diagonal overlap."""
-    layers = len(q)
-    last = layers - 1
-    known = next((a for a in range(last) if q[a] > 0), None)
-    case = _Case(skip, np.array(q), np.array(v), known, [a for a in range(last) if a != known], accuracy)
+def case_of(Q: Host, V: Host, skip: float, accuracy: Accuracy) -> _Case:
+    """The case of one (Q, V), both (L, L) and diagonal."""
+    q, v = np.diagonal(Q), np.diagonal(V)
+    known, unknown = ([int(a) for a in np.flatnonzero(part)] for part in (q[:-1] > 0, q[:-1] == 0))
+    return _Case(skip, q, v, known, unknown, bool(q[-1] == 0.0), accuracy.outer_labels if known else accuracy.labels)
+
+
+@by_value(maxsize=512)
+def evaluate(Q: Host, V: Host, skip: float, accuracy: Accuracy = ACCURACY) -> Host:
+    r"""Information and its error, susceptibility and its error (4, L, L), of one (Q, V) that ``supports`` accepts.
+
+    .. math::
+
+        I_{ab} = E \sum_m g_{am} g_{bm}, \qquad \lambda_{ab} = E \sum_{mk} G_{a,mk} G_{b,mk}, \qquad
+        G_{a,mk} = (E[z_{am} z_{ak} | y, \omega] - V_{aa} \delta_{mk}) / V_{aa}^2
+
+    The information is diagonal; entries of the susceptibility of known layers are 0. NaN where a label lies too far beyond the
+    tables.
+
+    Parameters
+    ----------
+    Q, V : ndarray (L, L)
+    skip : float
+        c >= 0.
+    accuracy : Accuracy
+        The resolution of tables and the number of labels.
+    """
+    case = case_of(Q, V, skip, accuracy)
+    q, v, known, last = case.q, case.v, case.known, len(Q) - 1
     scales = tuple(math.sqrt(q[a] + v[a]) for a in range(last))
     # Rounded, so that the tables serve more than one overlap.
-    spread = 0.0 if known is None else accuracy.outer_spacing(v[known])
-    step = accuracy.wanted_step(case.blind, known is not None)
-    count = node_count(skip, layers, v[last] / (q[last] + v[last]), step, accuracy)
-    copies = 1 if len(case.unknown) == 1 else 2
+    spread = accuracy.outer_spacing(v[known[0]]) if known else 0.0
+    step = wanted_step(case.blind, bool(known))
+    count = node_count(skip, len(Q), v[last] / (q[last] + v[last]), step, accuracy)
+    reach = farthest_node(skip, last, accuracy)
     compressed: dict[int, KnownLayer] = {}
     samples, controls = [], []
     clipped = 0.0
     for scramble in range(accuracy.scrambles):
-        copy = scramble % copies
-        tables = make_tables(skip, scales, known, spread, count, copy, accuracy.of_tables)
-        clipped = max(clipped, tables.clipped)
-        labels = _draw_labels(case, scramble)
-        if known is not None and copy not in compressed:
-            # labels whose weights on the outer grid decide on its modes
-            means = labels.omega_known[:512]
-            compressed[copy] = compress(tables, means, v[known], accuracy.negligible)
-        wanted, zeros = _averaged_columns(
-            case, labels, _posterior_of_labels(case, tables, labels, compressed.get(copy))
+        copy = scramble % (1 if len(case.unknown) == 1 else 2)
+        tables = make_tables(
+            skip, scales, known[0] if known else None, spread, count, copy, reach, accuracy.table_points
         )
+        clipped = max(clipped, tables.clipped)
+        labels = draw_labels(case, scramble)
+        if known and copy not in compressed:
+            compressed[copy] = compress(tables, labels.omega[:512, known[0]], v[known[0]])
+        found = posterior_of_labels(case, tables, labels, compressed.get(copy))
+        wanted, zeros = _averaged_columns(case, labels, found)
         samples.append(wanted)
         controls.append(zeros)
-    value, error = np.zeros(layers), np.zeros(layers)
-    response, response_error = np.zeros((layers, layers)), np.zeros((layers, layers))
-    if not (np.isfinite(samples).all() and np.isfinite(controls).all()):
-        # A label beyond the last node that fits none of them: its posterior is 0 / 0.
-        return value + np.nan, error + np.nan, response + np.nan, response_error + np.nan
-    means, sems = controlled_mean(samples, controls)
-    number = len(case.informed)
-    value[case.informed], error[case.informed] = means[:number], sems[:number]
-    for (a, b), mean, sem in zip(case.pairs, means[number:], sems[number:]):
-        response[a, b] = response[b, a] = mean
-        response_error[a, b] = response_error[b, a] = sem
-    doubt = clipped + accuracy.discretisation
-    return value, np.hypot(error, doubt * value), response, np.hypot(response_error, doubt * np.abs(response))
+    result = np.zeros((4, last + 1, last + 1))
+    if np.isfinite(samples).all() and np.isfinite(controls).all():
+        places = [(0, a, a) for a in _informed(case)] + [(2, a, b) for a, b in _pairs(case)]
+        for (kind, a, b), *both in zip(places, *controlled_mean(samples, controls)):
+            result[kind : kind + 2, a, b] = result[kind : kind + 2, b, a] = both
+        # nodes, grids and tables: finer ones were seen to change as much as that
+        doubt = clipped + 3e-4
+        result[1::2] = np.hypot(result[1::2], doubt * np.abs(result[::2]))
+    else:  # a label beyond the last node that fits none of them: its posterior is 0 / 0
+        result[:] = np.nan
+    result.flags.writeable = False
+    return result
 
 
-class _Labels(NamedTuple):
-    """Labels of one scramble: ``ut`` (n, 2) and ``gap = ut_1 - ut_2``; means (n, 2) of the last and the known layer."""
+def _informed(case: _Case) -> list[int]:
+    """Layers with an overlap: their information is wanted."""
+    return case.known if case.blind else [*case.known, len(case.q) - 1]
+
+
+def _pairs(case: _Case) -> list[tuple[int, int]]:
+    """Pairs of layers without overlap: their susceptibility is wanted."""
+    free = [*case.unknown, len(case.q) - 1] if case.blind else case.unknown
+    return [(a, b) for a in free for b in free if a <= b]
+
+
+class Labels(NamedTuple):
+    """Labels of one scramble: ``ut`` (n, 2), ``gap = ut_1 - ut_2``, and the means of the layers (n, L, 2)."""
 
     ut: Host
     gap: Host
-    omega_last: Host
-    omega_known: Host
+    omega: Host
 
 
-def _draw_labels(case: _Case, scramble: int) -> _Labels:
-    q, v, last, known = case.q, case.v, case.last, case.known
-    layers, n = last + 1, case.labels
-    normal = normal_points(2 * (layers + 2), n, "last layer: labels", scramble).reshape(n, layers + 2, 2)
-    omega_last = math.sqrt(q[last]) * normal[:, last]
-    z = normal[:, :layers] * np.sqrt(np.add(q, v))[:, None]
-    z[:, last] = omega_last + math.sqrt(v[last]) * normal[:, layers]
-    omega_known = np.zeros((n, 2))
-    if known is not None:
-        omega_known = math.sqrt(q[known]) * normal[:, known]
-        z[:, known] = omega_known + math.sqrt(v[known]) * normal[:, layers + 1]
-    one, two, determinant = mixing(z[:, :last], case.skip)
-    first, second = z[:, last, 0], z[:, last, 1]
-    gap = determinant * (first - second)
-    ut = np.stack([first - one * (first - second), second + two * (first - second)], axis=-1)
-    return _Labels(ut, gap, omega_last, omega_known)
+def draw_labels(case: _Case, scramble: int) -> Labels:
+    """Labels of one scramble."""
+    layers = len(case.q)
+    normal = normal_points(2 * (layers + 2), case.labels, "last layer: labels", scramble).reshape(-1, layers + 2, 2)
+    omega, z = (np.sqrt(scale)[:, None] * normal[:, :layers] for scale in (case.q, case.q + case.v))
+    for spare, a in enumerate([layers - 1, *case.known], layers):
+        z[:, a] = omega[:, a] + math.sqrt(case.v[a]) * normal[:, spare]
+    one, two, determinant = mixing(z[:, :-1], case.skip)
+    first, second = z[:, -1, 0], z[:, -1, 1]
+    difference = first - second
+    return Labels(
+        np.stack([first - one * difference, second + two * difference], axis=-1), determinant * difference, omega
+    )
 
 
-def _posterior_of_labels(case: _Case, tables: Tables, labels: _Labels, modes: KnownLayer | None) -> Moments:
-    blocks = []
-    for start in range(0, len(labels.ut), CHUNK):
-        ut, gap, omega_last, omega_known = (array[start : start + CHUNK] for array in labels)
-        known = None if modes is None or case.known is None else (modes, omega_known, float(case.v[case.known]))
-        v = float(case.v[case.last])
-        blocks.append(posterior_moments(tables, ut, gap, omega_last, v, known, case.blind))
-    return joined(blocks)
+def posterior_of_labels(case: _Case, tables: Tables, labels: Labels, modes: KnownLayer | None) -> Moments:
+    """Posterior moments of the labels, in blocks that stay in the cache."""
+    parts = []
+    for rows in blocks(len(labels.ut), 512):
+        ut, gap, omega = (array[rows] for array in labels)
+        known = None
+        if modes is not None:
+            known = modes, omega[:, case.known[0]], float(case.v[case.known[0]])
+        parts.append(posterior_moments(tables, ut, gap, omega[:, -1], float(case.v[-1]), known, case.blind))
+    return joined(parts)
 
 
-def _averaged_columns(case: _Case, labels: _Labels, found: Moments) -> tuple[Host, Host]:
-    """What is averaged, in the order ``informed``, ``pairs``, and numbers with mean zero; (n, J) and (n, K)."""
-    q, v, last, known = case.q, case.v, case.last, case.known
-    zeros: list[Host] = []
-    information: list[Host] = []
-    G: dict[int, Host] = {a: found.unknown[:, k, :3] for k, a in enumerate(case.unknown)}
+def _averaged_columns(case: _Case, labels: Labels, found: Moments) -> tuple[Host, Host]:
+    """What is averaged, for ``_informed`` and ``_pairs``, and numbers with mean zero; (n, J) and (n, K)."""
+    q, v, last = case.q, case.v, len(case.q) - 1
+    square = found.square / v[last]
+    G = {a: found.unknown[:, k, :3] for k, a in enumerate(case.unknown)}
+    zeros = []
     for k, a in enumerate(case.unknown):
         zeros += [G[a][:, 0] + G[a][:, 1], found.unknown[:, k, 3]]
-    square = found.square / v[last]
     zeros.append(square.sum(1) - 2)
-    if found.product is not None and found.fourth is not None:
+    shifts = {last: found.shift}
+    if case.blind:
         G[last] = np.concatenate([square - 1, found.product[:, None] / v[last]], axis=1)
         zeros.append(found.fourth / v[last] ** 2 - 2 * square.sum(1) - 4)
-    else:
-        omega = labels.omega_last
-        zeros += [(omega * found.shift).sum(1), (omega**2).sum(1) - 2 * q[last]]
-        information.append((found.shift**2).sum(1) / v[last] ** 2)
-    if known is not None and found.known_shift is not None and found.known_square is not None:
-        omega = labels.omega_known
-        zeros.append(found.known_square / v[known] - 2)
-        zeros += [(omega * found.known_shift).sum(1), (omega**2).sum(1) - 2 * q[known]]
-        information.insert(0, (found.known_shift**2).sum(1) / v[known] ** 2)
-    responses = []
-    for a, b in case.pairs:
+    for a in reversed(_informed(case)):
+        if a != last:
+            shifts[a] = found.known_shift
+            zeros.append(found.known_square / v[a] - 2)
+        omega = labels.omega[:, a]
+        zeros += [(omega * shifts[a]).sum(1), (omega**2).sum(1) - 2 * q[a]]
+    wanted = [(shifts[a] ** 2).sum(1) / v[a] ** 2 for a in _informed(case)]
+    for a, b in _pairs(case):
         both = G[a] * G[b]
-        responses.append((both[:, 0] + both[:, 1] + 2 * both[:, 2]) / ((q[a] + v[a]) * (q[b] + v[b])))
-    return np.stack(information + responses, axis=-1), np.stack(zeros, axis=-1)
+        wanted.append((both[:, 0] + both[:, 1] + 2 * both[:, 2]) / ((q[a] + v[a]) * (q[b] + v[b])))
+    return np.stack(wanted, axis=-1), np.stack(zeros, axis=-1)

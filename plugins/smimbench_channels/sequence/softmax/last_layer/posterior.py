@@ -5,16 +5,16 @@ layer compressed to a few modes.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from smimbench_channels.sequence.softmax.last_layer.tables import Host, Tables
+from smimbench.interfaces import Array
+from smimbench_channels.batches import Host
+from smimbench_channels.sequence.softmax.last_layer.tables import Tables
 
 __all__ = ["KnownLayer", "Moments", "compress", "posterior_moments"]
 
-FARTHEST = 1e8
-"""Standard deviations beyond which a node weighs nothing, whatever its distance. Doubled: nothing; fourth powers stay finite."""
 DARKEST = 60.0
 """Weights below ``exp(-DARKEST)`` of the largest possible one are 0. Doubled: the same, three times as slowly on some processors:
 single precision ends there, and products with numbers next to its end take a hundred cycles."""
@@ -23,19 +23,19 @@ single precision ends there, and products with numbers next to its end take a hu
 class Moments(NamedTuple):
     """Posterior means of n samples.
 
-    ``shift`` (n, 2) and ``square`` (n, 2) hold ``e`` and ``e^2``, ``e = z_L - omega_L`` by token. ``product`` (n,) is ``e_1
-    e_2`` and ``fourth`` (n,) the sum over both tokens and both orders of ``z_Lm^2 z_Lk^2``; None unless asked for.
-    ``known_shift`` (n, 2) and ``known_square`` (n,) are shift and squared distance of the known layer, ``unknown`` (n, U, 4)
-    the moments of the tables.
+    ``shift`` (n, 2) and ``square`` (n, 2) hold ``e`` and ``e^2``, ``e = z_L - omega_L`` by token. ``unknown`` (n, U, 4) has the
+    moments of the tables. ``product`` (n,) is ``e_1 e_2`` and ``fourth`` (n,) the sum over both tokens and both orders of
+    ``z_Lm^2 z_Lk^2``; None unless asked for. ``known_shift`` (n, 2) and ``known_square`` (n,) are shift and squared distance of
+    the known layer.
     """
 
     shift: Host
     square: Host
-    product: Host | None
-    fourth: Host | None
-    known_shift: Host | None
-    known_square: Host | None
     unknown: Host
+    product: Array = None
+    fourth: Array = None
+    known_shift: Array = None
+    known_square: Array = None
 
 
 def posterior_moments(
@@ -51,23 +51,22 @@ def posterior_moments(
 
     ``omega`` (n, 2) and ``v`` belong to the last layer, ``known`` brings the layer on the outer grid with its own.
     """
-    count = len(tables.nodes)
-    blocks = tables.sums.shape[2] // count
-    n = len(ut)
+    n, count = len(ut), len(tables.nodes)
     kind = np.float32  # all terms are positive: changes of 1e-6, a third of the time
-    stack = tables.sums.astype(kind) if known is None else known[0].sums
-    rho = [] if known is None else [weight @ known[0].modes.T for weight in _weights_of_known_layer(tables, *known[1:])]
-    amount = np.ones((n, 1), kind) if known is None else rho[0].astype(kind)
-    forward = stack.reshape(-1, blocks * count)
-    plain = np.ascontiguousarray(forward[:, :count])
+    if known is None:
+        stack, amount = tables.sums.astype(kind), np.ones((n, 1), kind)
+    else:
+        rho = [weight @ known[0].modes.T for weight in _weights_of_known_layer(tables, *known[1:])]
+        stack, amount = known[0].sums, rho[0].astype(kind)
+    forward = stack.reshape(-1, stack.shape[2])
     backward = np.ascontiguousarray(stack[:, :, :count].transpose(2, 0, 1).reshape(count, -1))
-    mass, unknown, per_mode = np.zeros(n), np.zeros((n, blocks - 1)), np.zeros((n, len(stack)))
+    blocks, per_mode = np.zeros((n, stack.shape[2] // count)), np.zeros((n, len(stack)))
     shift, square, product, fourth = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(n), np.zeros(n)
     # all in units of sqrt(v)
     unit = v**-0.5
-    place = np.clip((unit * gap)[:, None] * tables.nodes, -FARTHEST, FARTHEST).astype(kind)
-    first, second = ((unit * x).astype(kind) for x in (ut[:, :1], ut[:, 1:]))
-    one, two = ((unit * x).astype(kind) for x in (omega[:, :1], omega[:, 1:]))
+    # beyond 1e8 a node weighs nothing, whatever its distance; fourth powers stay finite
+    place = np.clip((unit * gap)[:, None] * tables.nodes, -1e8, 1e8).astype(kind)
+    first, second, one, two = ((unit * x[:, m : m + 1]).astype(kind) for x in (ut, omega) for m in range(2))
     for sign in (kind(1), kind(-1)):
         # z_1 = sign (first + place) and z_2 = sign (second - place)
         e1, e2 = place + (first - sign * one), (second - sign * two) - place
@@ -75,52 +74,45 @@ def posterior_moments(
         e11, e22 = e1 * e1, e2 * e2
         f, g = _gaussian(e11), _gaussian(e22)
         # all modes in one product: their amounts go with f, of which each mode has a copy
-        right = (_times_factor(amount, f) @ forward).reshape(n, blocks, count)
+        right = (_times_factor(amount, f) @ forward).reshape(n, -1, count)
         by_f = g @ backward
         if known is not None:
             by_mode = by_f.reshape(n, -1, count)
             per_mode += np.einsum("nkj,nj->nk", by_mode, f)
             by_f = np.einsum("nk,nkj->nj", amount, by_mode)
-        sums = np.einsum("nbj,nj->nb", right, g)
-        mass += sums[:, 0]
-        unknown += sums[:, 1:]
+        blocks += np.einsum("nbj,nj->nb", right, g)
         by_f *= f
         by_g = right[:, 0] * g
-        shift += np.stack([np.einsum("nj,nj->n", by_f, e1), np.einsum("nj,nj->n", by_g, e2)], axis=-1)
-        square += np.stack([np.einsum("nj,nj->n", by_f, e11), np.einsum("nj,nj->n", by_g, e22)], axis=-1)
+        for total, powers in ((shift, (e1, e2)), (square, (e11, e22))):
+            total += np.stack([np.einsum("nj,nj->n", *pair) for pair in zip((by_f, by_g), powers)], axis=-1)
         if full:
+            plain = np.ascontiguousarray(forward[:, :count])
             z1, z2 = (first + place) ** 2, (second - place) ** 2
             crossed, squares = (_times_factor(amount, factor) @ plain for factor in (f * e1, f * z1))
             product += np.einsum("nj,nj,nj->n", crossed, g, e2)
             fourth += np.einsum("nj,nj,nj->n", by_f, z1, z1) + np.einsum("nj,nj,nj->n", by_g, z2, z2)
             fourth += 2 * np.einsum("nj,nj,nj->n", squares, g, z2)
     shift *= math.sqrt(v)
-    square, product, fourth = v * square, v * product, v * v * fourth
-    known_shift = known_square = None
+    mass = blocks[:, 0]
+    over = mass[:, None]
+    found = Moments(shift / over, v * square / over, (blocks[:, 1:] / over).reshape(n, -1, 4))
+    if full:
+        found = found._replace(product=v * product / mass, fourth=v * v * fourth / mass)
     if known is not None:
         centre = known[1]
-        mean = np.stack([(rho[1] * per_mode).sum(1), (rho[2] * per_mode).sum(1)], axis=-1) / mass[:, None]
-        known_shift = mean - centre
+        mean = np.stack([(rho[k] * per_mode).sum(1) for k in (1, 2)], axis=-1) / over
         known_square = (rho[3] * per_mode).sum(1) / mass + ((centre - 2 * mean) * centre).sum(1)
-    over = mass[:, None]
-    return Moments(
-        shift / over,
-        square / over,
-        product / mass if full else None,
-        fourth / mass if full else None,
-        known_shift,
-        known_square,
-        (unknown / over).reshape(n, -1, 4),
-    )
+        found = found._replace(known_shift=mean - centre, known_square=known_square)
+    return found
 
 
-def _gaussian(square: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _gaussian(square: Host) -> Host:
     """``exp(-square / 2)`` in single precision, and 0 where it is below ``exp(-DARKEST)``."""
     limit = np.float32(2 * DARKEST)
     return np.where(square > limit, np.float32(0), np.exp(np.float32(-0.5) * np.minimum(square, limit)))
 
 
-def _times_factor(amount: np.ndarray[Any, Any], factor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _times_factor(amount: Host, factor: Host) -> Host:
     """Products (n, K N) of the amounts (n, K) of the modes with a factor (n, N)."""
     if amount.shape[1] == 1:
         return np.asarray(amount * factor)
@@ -135,7 +127,7 @@ class KnownLayer(NamedTuple):
     """
 
     modes: Host
-    sums: np.ndarray[Any, np.dtype[np.float32]]
+    sums: Host
 
 
 def _weights_of_known_layer(tables: Tables, omega: Host, w: float) -> list[Host]:
@@ -151,9 +143,9 @@ def _weights_of_known_layer(tables: Tables, omega: Host, w: float) -> list[Host]
     return [even, odd * z[:, 0], odd * z[:, 1], even * (z * z).sum(1)]
 
 
-def compress(tables: Tables, omega: Host, w: float, negligible: float) -> KnownLayer:
-    """Modes of the weights of samples like ``omega`` (n, 2); singular values below ``negligible`` are left out."""
+def compress(tables: Tables, omega: Host, w: float) -> KnownLayer:
+    """Modes of the weights of samples like ``omega`` (n, 2); relative singular values below 2e-4 change 3e-5 and are left out."""
     stack = np.concatenate(_weights_of_known_layer(tables, omega, w))
     square, modes = np.linalg.eigh(stack.T @ stack)
-    modes = modes[:, square > negligible**2 * square[-1]].T
+    modes = modes[:, square > 2e-4**2 * square[-1]].T
     return KnownLayer(modes, np.tensordot(modes.astype(np.float32), tables.sums, 1))

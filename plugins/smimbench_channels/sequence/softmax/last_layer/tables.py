@@ -7,86 +7,75 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from smimbench.numerics import normal_points
+from smimbench_channels.batches import Host
 from smimbench_channels.sequence.softmax.deep.integrand import mixing as mixing_of_layers
 
-__all__ = ["ACCURACY", "Accuracy", "Host", "Tables", "make_tables", "mixing", "node_count"]
+__all__ = [
+    "ACCURACY",
+    "MOST_NODES",
+    "Accuracy",
+    "Tables",
+    "farthest_node",
+    "make_tables",
+    "mixing",
+    "node_count",
+    "nodes_needed",
+    "wanted_step",
+]
 
-Host = np.ndarray[Any, np.dtype[np.float64]]
-
-NODE_STEPS = 2
-"""Sizes of tables between one and twice as many nodes. Doubled: smaller tables, and more of them along a curve."""
+MOST_NODES = 600
+"""Largest number of nodes along each axis. Doubled: larger tables where V is below 1e-4."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """Resolution of tables and means, each number with what it does and what happens when it is doubled."""
 
-    # Spacing of the nodes in log(1 + x) over the width of the Gaussian factors. Doubled: a quarter of the table, changes of 5e-4.
-    step: float = 0.15
-    # The same where the last layer is unknown.
-    blind_step: float = 0.08
-    # The same where another layer is known. Doubled: a quarter of the time, errors of 5e-4; from 0.1 to here changes of 5e-5.
-    known_step: float = 0.25
     # Least number of nodes along each axis. Doubled: changes of 3e-7.
     fewest_nodes: int = 48
-    # Largest number of nodes along each axis. Doubled: larger tables where V is below 1e-4.
-    most_nodes: int = 600
     # Largest x and y of a table for 1, 2 and more layers before the last, without a skip connection unbounded: what lies beyond
     # is moved to here, and counted as an error. Doubled (not measured): a wider spacing or more nodes, less beyond.
     farthest: tuple[float, ...] = (1e8, 1e18, 1e30)
-    # Points per unit of length of the prior integral over one layer. Doubled: four times the time for tables, changes of 1e-6.
-    grid: int = 25
-    # The same where another layer is known.
-    outer_grid: int = 8
     # Points of the prior integral over more layers. Doubled: twice the time for tables, changes of 1e-4.
     table_points: int = 2**18
-    # The same for each node of the outer grid.
-    outer_table_points: int = 2**13
     # Largest spacing of the outer grid over ``V^{1/2}`` of the known layer. Doubled: a quarter of the tables, errors of 1e-3.
     outer_step: float = 0.3
     # Spacings of the outer grid for V between one and twice as large. Doubled: wider spacings, and more tables along a curve.
     spread_steps: int = 2
-    # Radius of the outer grid in standard deviations of the known layer. Doubled: four times the tables, changes of 1e-5.
-    outer_reach: float = 5.2
-    # Modes of the weights on the outer grid with smaller relative singular values are left out. Doubled: changes of 3e-5.
-    negligible: float = 2e-4
     # Labels of each scramble. Doubled: twice the time, ``1 / sqrt(2)`` of the standard error or less.
     labels: int = 2**12
     # The same with a known layer before the last.
     outer_labels: int = 2**11
     # Independent sets of labels. Doubled: twice the time, ``1 / sqrt(2)`` of the standard error, which is better known.
     scrambles: int = 16
-    # Relative error reported for nodes, grids and tables: what finer ones were seen to change. Doubled: that error, twice.
-    discretisation: float = 3e-4
 
     def with_labels(self, labels: int) -> Accuracy:
         """The same for so many labels in all; where they are few, on an outer grid whose error of 1e-3 is below their noise."""
         each = max(16, labels // self.scrambles)
         found = replace(self, labels=each, outer_labels=each)
         return (
-            replace(found, outer_step=1.5 * self.outer_step, spread_steps=1) if 4 * each <= self.outer_labels else found
+            found if 4 * each > self.outer_labels else replace(found, outer_step=1.5 * self.outer_step, spread_steps=1)
         )
 
     def outer_spacing(self, v: float) -> float:
         """Spacing of the outer grid for a known layer of variance v, rounded down to one of few."""
         return float(self.outer_step * 2 ** (math.floor(self.spread_steps * math.log2(v)) / (2 * self.spread_steps)))
 
-    def wanted_step(self, blind: bool, known: bool) -> float:
-        """Spacing of the nodes where the last layer is unknown (``blind``), or where another one is known."""
-        return self.blind_step if blind else self.known_step if known else self.step
-
-    @property
-    def of_tables(self) -> Accuracy:
-        """What tables depend on: equal for any number of labels."""
-        return replace(self, labels=0, outer_labels=0)
-
 
 ACCURACY = Accuracy()
+
+
+def wanted_step(blind: bool, known: bool) -> float:
+    """Spacing of the nodes in log(1 + x) over the width of the Gaussian factors.
+
+    It is smaller where the last layer is unknown (``blind``), larger where another one is ``known``. Doubled: a quarter of the
+    tables, errors of 5e-4.
+    """
+    return 0.08 if blind else 0.25 if known else 0.15
 
 
 def mixing(z: Host, skip: float) -> tuple[Host, Host, Host]:
@@ -107,51 +96,58 @@ class Tables:
     nodes: Host
     outer: Host
     share: Host
-    sums: np.ndarray[Any, Any]
+    sums: Host
     clipped: float
 
 
 @lru_cache(maxsize=8)
 def make_tables(
-    skip: float, scales: tuple[float, ...], known: int | None, spread: float, count: int, copy: int, accuracy: Accuracy
+    skip: float,
+    scales: tuple[float, ...],
+    known: int | None,
+    spread: float,
+    count: int,
+    copy: int,
+    reach: float,
+    points: int,
 ) -> Tables:
     """Tables for the layers before the last.
 
     ``scales`` are their standard deviations, ``sqrt(Q + V)``; ``known`` is the layer that has an overlap, whose values stand on
-    an outer grid of spacing ``spread``; ``count`` the number N of nodes of each axis; ``copy`` names a set of points.
+    an outer grid of spacing ``spread``; ``count`` the number N of nodes of each axis up to ``reach``, in ``log(1 + x)``; ``copy``
+    names a set of ``points`` for the prior integral over more than one unknown layer.
     """
-    layers = len(scales)
-    step = _farthest(skip, layers, accuracy) / (count - 1)
-    nodes = np.expm1(step * np.arange(count))
-    unknown = [layer for layer in range(layers) if layer != known]
-    blocks = 1 + 4 * len(unknown)
-    if known is None:
-        outer, share = np.zeros((1, 2)), np.ones(1)
-    else:
-        outer, share = _half_plane(spread, accuracy.outer_reach * scales[known])
-    sums = np.zeros((len(outer), count, blocks * count), np.float64 if known is None else np.float32)
+    step = reach / (count - 1)
+    unknown = [layer for layer in range(len(scales)) if layer != known]
+    # Points per unit of length of the prior integral over one layer. Doubled: four times the time for tables, changes of 1e-6.
+    fine = 25 if known is None else 8
+    # Radius of the outer grid: 5.2 standard deviations of the known layer. Larger: more tables, changes of 1e-5.
+    outer, share, mirrored = (
+        (np.zeros((1, 2)), np.ones(1), [0]) if known is None else _half_plane(spread, 5.2 * scales[known])
+    )
+    width = (1 + 4 * len(unknown)) * count
+    sums = np.zeros((len(outer), count, width), np.float64 if known is None else np.float32)
     clipped = 0.0
-    mirrored = _mirror_images(outer, spread)
-    for k, value in enumerate(outer):
-        if mirrored[k] < k:
+    for k, (value, mirror) in enumerate(zip(outer, mirrored)):
+        if mirror < k:
             # Exchanging the tokens of all layers exchanges x and y.
-            sums[k] = _exchanged(sums[mirrored[k]], count)
+            sums[k] = _exchanged(sums[mirror], count)
             continue
         if len(unknown) == 1:
-            normal, weight = _two_token_grid(skip, accuracy.grid if known is None else accuracy.outer_grid)
+            normal, weight = _two_token_grid(skip, fine)
         else:
-            size = accuracy.table_points if known is None else accuracy.outer_table_points
+            size = points if known is None else 2**13
             normal = normal_points(2 * len(unknown), size, "last layer: table", copy, k % 8).reshape(size, -1, 2)
             weight = np.full(size, 1.0 / size)
-        z = np.empty((len(normal), layers, 2))
+        z = np.empty((len(normal), len(scales), 2))
         z[:, unknown] = normal * np.array([scales[layer] for layer in unknown])[:, None]
         if known is not None:
             z[:, known] = value
         beyond = _add_prior_points(sums[k], z, weight, normal, skip, step)
-        clipped += beyond * (share[k] + (share[mirrored[k]] if mirrored[k] > k else 0.0))
+        clipped += beyond * (share[k] + (share[mirror] if mirror > k else 0.0))
     if known is None:
         sums[0] = 0.5 * (sums[0] + _exchanged(sums[0], count))
-    return Tables(nodes, outer, share, sums, clipped / share.sum())
+    return Tables(np.expm1(step * np.arange(count)), outer, share, sums, clipped / share.sum())
 
 
 @lru_cache(maxsize=8)
@@ -173,19 +169,13 @@ def _two_token_grid(skip: float, fine: int) -> tuple[Host, Host]:
     return points[kept], weight[kept] / weight[kept].sum()
 
 
-def _add_prior_points(
-    sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host, skip: float, step: float
-) -> float:
+def _add_prior_points(sums: Host, z: Host, weight: Host, unknown: Host, skip: float, step: float) -> float:
     """Spread prior points over a table (N, m N); returns the weight that lies beyond its last node."""
-    count = sums.shape[0]
-    one, two, determinant = mixing(z, skip)
+    count = len(sums)
+    *off_diagonal, determinant = mixing(z, skip)
     last = step * (count - 1)
-    positions = []
-    clipped = np.zeros(len(z), dtype=bool)
-    for b in (one, two):
-        where = np.log1p(b / determinant)
-        clipped |= where > last * (1 + 1e-9)
-        positions.append(np.minimum(where, last) / step)
+    x, y = (np.log1p(b / determinant) for b in off_diagonal)
+    beyond = np.maximum(x, y) > last * (1 + 1e-9)
     jacobian = weight / np.maximum(determinant, math.exp(-last))
     moments = [jacobian]
     for layer in range(unknown.shape[1]):
@@ -196,11 +186,11 @@ def _add_prior_points(
     # Imported here: Numba takes half a second.
     from smimbench_channels.sequence.softmax.last_layer.spreading import spread as over_table
 
-    sums += over_table(count, positions[0], positions[1], np.stack(moments))
-    return float(weight[clipped].sum())
+    sums += over_table(count, np.minimum(x, last) / step, np.minimum(y, last) / step, np.stack(moments))
+    return float(weight[beyond].sum())
 
 
-def _exchanged(sums: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+def _exchanged(sums: Host, count: int) -> Host:
     """The table with the tokens exchanged: x with y, and the two diagonal moments of every layer."""
     view = sums.reshape(count, -1, count)
     order = np.arange(view.shape[1])
@@ -208,22 +198,18 @@ def _exchanged(sums: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
     return np.asarray(view[:, order].transpose(2, 1, 0).reshape(sums.shape))
 
 
-def _mirror_images(outer: Host, spread: float) -> list[int]:
-    """For each outer value, or its negative, where the one with its tokens exchanged stands."""
-    if len(outer) == 1:
-        return [0]
-    grid = [tuple(row) for row in np.rint(outer / spread).astype(int).tolist()]
-    place = {sign_free: k for k, (a, b) in enumerate(grid) for sign_free in ((a, b), (-a, -b))}
-    return [place[b, a] for a, b in grid]
+def _half_plane(step: float, reach: float) -> tuple[Host, Host, list[int]]:
+    """Nodes of a square grid in a disc, one of each pair ``+-z``.
 
-
-def _half_plane(step: float, reach: float) -> tuple[Host, Host]:
-    """Nodes of a square grid in a disc, one of each pair ``+-z``, and the share of each node that it stands for."""
+    With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
+    """
     most = math.ceil(reach / step)
-    i, j = np.meshgrid(np.arange(-most, most + 1), np.arange(-most, most + 1), indexing="ij")
+    i, j = (axis.ravel() for axis in np.mgrid[-most : most + 1, -most : most + 1])
     half = ((i > 0) | ((i == 0) & (j >= 0))) & ((i * i + j * j) * step * step <= reach * reach)
     points = np.stack([i[half], j[half]], axis=-1)
-    return step * points.astype(float), np.where((points == 0).all(1), 0.5, 1.0)
+    place = {sign_free: k for k, (a, b) in enumerate(points.tolist()) for sign_free in ((a, b), (-a, -b))}
+    mirrored = [place[b, a] for a, b in points.tolist()]
+    return step * points.astype(float), np.where((points == 0).all(1), 0.5, 1.0), mirrored
 
 
 def nodes_needed(skip: float, layers: int, relative: float, wanted: float, accuracy: Accuracy) -> int:
@@ -232,19 +218,18 @@ def nodes_needed(skip: float, layers: int, relative: float, wanted: float, accur
     ``wanted`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
     """
     step = wanted * math.sqrt(relative)
-    return math.ceil(min(_farthest(skip, layers - 1, accuracy) / max(step, 1e-300), 1e9)) + 1
+    return math.ceil(min(farthest_node(skip, layers - 1, accuracy) / max(step, 1e-300), 1e9)) + 1
 
 
 def node_count(skip: float, layers: int, relative: float, wanted: float, accuracy: Accuracy) -> int:
     """Nodes of an axis that are used: as many as needed, rounded up so that tables serve more than one overlap, within limits."""
     needed = nodes_needed(skip, layers, relative, wanted, accuracy)
-    if needed <= accuracy.fewest_nodes:
-        return accuracy.fewest_nodes
-    steps = math.ceil(NODE_STEPS * math.log2(needed / accuracy.fewest_nodes) - 1e-9)
-    return min(accuracy.most_nodes, math.ceil(accuracy.fewest_nodes * 2 ** (steps / NODE_STEPS)))
+    # two sizes of tables between one and twice as many nodes
+    steps = max(0, math.ceil(2 * math.log2(needed / accuracy.fewest_nodes) - 1e-9))
+    return min(MOST_NODES, math.ceil(accuracy.fewest_nodes * 2 ** (steps / 2)))
 
 
-def _farthest(skip: float, layers: int, accuracy: Accuracy) -> float:
-    """Largest ``log(1 + x)`` that ``layers`` layers of attention can make."""
+def farthest_node(skip: float, layers: int, accuracy: Accuracy) -> float:
+    """Largest ``log(1 + x)`` that ``layers`` layers of attention can make, or that is tabulated."""
     limit = math.log(accuracy.farthest[min(layers, len(accuracy.farthest)) - 1])
     return min(limit, layers * math.log1p(1.0 / skip)) if skip > 0 else limit
