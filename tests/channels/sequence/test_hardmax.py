@@ -10,10 +10,10 @@ import pytest
 from scipy.special import ndtr
 from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
 from smimbench_channels.sequence.hardmax.information import (
-    _two_token_information,
     information_estimates,
     scaled_information,
     small_error_limit,
+    two_token_information,
 )
 
 from smimbench.backend.arrays import to_host
@@ -222,7 +222,7 @@ def test_what_is_refused():
 
 def exact(s):
     """The scaled information of which the channel makes a polynomial."""
-    return _two_token_information(s) / s / (1 - s * s)
+    return two_token_information(s) / s / (1 - s * s)
 
 
 def test_against_a_plain_grid():
@@ -236,7 +236,7 @@ def test_against_a_plain_grid():
         y = np.broadcast_to(label, (len(a), 2))
         shift = channel.posterior(y, a, np.eye(1)).mean - a
         total += density @ (np.exp(channel.log_partition(y, a, np.eye(1))) * (shift**2).sum((1, 2)))
-    assert _two_token_information(s) == pytest.approx(total, rel=1e-9)
+    assert two_token_information(s) == pytest.approx(total, rel=1e-9)
 
 
 def test_the_polynomial_is_as_good_as_it_says():

@@ -97,9 +97,8 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         """``sqrt(V)``, and the moments in units of it; checks that the labels are possible ones."""
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)
-        leaders = xp.take_along_axis(y, y, axis=-1)
-        different = xp.max(xp.where(y != y[:, :1], y, xp.full_like(y, -1)), axis=-1, keepdims=True)
-        if bool(xp.any((leaders != y) | ((y != y[:, :1]) & (y != different)))):
+        second = xp.max(xp.where(y != y[:, :1], y, -1), axis=-1, keepdims=True)
+        if bool(xp.any((xp.take_along_axis(y, y, axis=-1) != y) | ((y != y[:, :1]) & (y != second)))):
             raise ValueError("labels must name at most two tokens, each of which names itself")
         deviation = xp.sqrt(xp.astype(V[0, 0], xp.float64))
         return deviation, posterior_moments(y, xp.astype(omega[:, 0, :], xp.float64) / deviation, full)

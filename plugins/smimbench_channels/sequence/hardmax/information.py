@@ -19,55 +19,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
 
+from smimbench.backend import special
 from smimbench.numerics import gauss_legendre, log_cdf, normal_points
+from smimbench_channels.batches import Host
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments
 
 __all__ = [
-    "Accuracy",
     "information_estimates",
     "scaled_information",
     "small_error_limit",
     "susceptibility_without_overlap",
+    "two_token_information",
 ]
 
-Host = np.ndarray[Any, np.dtype[np.float64]]
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How finely the information is computed, as a function of ``s = sqrt(V / (Q + V))``; each with its effect when doubled."""
-
-    # Degree of the polynomial in s, below ``points``. Doubled with the points (not measured): less than ``fit_error``.
-    degree: int = 10
-    # Values of s at which the information is estimated. Doubled (not measured): twice the time, less noise.
-    points: int = 13
-    # Error of the polynomial relative to its value, as reported. Doubled: twice the reported error, the same value.
-    fit_error: float = 3e-4
-    # Independent estimates at each s; their spread is the standard error. Doubled: twice the time, ``1 / sqrt(2)`` of it.
-    scrambles: int = 8
-    # Points omega of a scramble from the normal law. Doubled, with the next: up to twice the time, about half of the noise.
-    normal_points: int = 1 << 8
-    # Points of a scramble from a slab around each plane.
-    plane_points: int = 1 << 6
-    # Width of a slab over the width ``sqrt(V / Q)`` over which labels change. Doubled: changes within the noise.
-    slab: float = 1.5
-    # Labels less likely than this are left out of the sum. Doubled: changes of 4e-12.
-    negligible: float = 1e-12
-
-
-ACCURACY = Accuracy()
+NORMAL_POINTS, PLANE_POINTS = 1 << 8, 1 << 6
+"""Points omega of a scramble from the normal law, and from a slab around each plane on which labels change. Doubled: up to twice
+the time, about half of the noise."""
+FAR = 9.0
+"""Distance from both boundaries, in units of sqrt(V), beyond which labels are certain to 1e-18. Doubled: no change."""
 
 
 @cache
-def all_labels(tokens: int) -> np.ndarray[Any, Any]:
+def all_labels(tokens: int) -> Host:
     """All possible labels (K, M): at most two tokens are pointed at, and each of these points at itself."""
     rows = itertools.product(range(tokens), repeat=tokens)
     return np.array([y for y in rows if len(set(y)) <= 2 and all(y[m] == m for m in y)])
@@ -101,25 +79,27 @@ def small_error_limit(tokens: int) -> float:
 
 
 @cache
-def scaled_information(tokens: int, accuracy: Accuracy = ACCURACY) -> Polynomials:
+def scaled_information(tokens: int) -> Polynomials:
     """``sqrt(V (Q + V)) (Q + V) / Q * information``: integrated for two tokens, else through estimates at Chebyshev's points.
 
-    Both ends are exact.
+    A function of s; both ends are exact.
     """
+    first, last = small_error_limit(tokens), susceptibility_without_overlap(tokens)
     if tokens == 2:
-        return _two_token_polynomial(small_error_limit(tokens))
-    count = accuracy.points
-    s = lobatto_points(count)
-    values = np.empty((count, accuracy.scrambles))
-    values[0], values[-1] = small_error_limit(tokens), susceptibility_without_overlap(tokens)
-    for k in range(1, count - 1):
-        values[k] = information_estimates(tokens, float(s[k]), accuracy)
-    spread = np.maximum(values.std(axis=1, ddof=1), 1e-5)
-    return fitted(s, values, spread, accuracy.degree, accuracy.fit_error)
+        # degree of the polynomial; with twice as many its error falls from 5e-10 to rounding
+        degree = 32
+        s = lobatto_points(degree + 1)
+        exact = [first, *(two_token_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]), last]
+        return Polynomials(np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(exact), degree)[:, None], 2e-9)
+    s = lobatto_points(13)
+    values = np.stack(
+        [first + np.zeros(8), *(information_estimates(tokens, float(x)) for x in s[1:-1]), last + np.zeros(8)]
+    )
+    return fitted(s, values, np.maximum(values.std(axis=1, ddof=1), 1e-5), 10, 3e-4)
 
 
-def information_estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:
-    """Estimates (scrambles,) of the scaled information at ``V = s^2, Q = 1 - s^2``.
+def information_estimates(tokens: int, s: float) -> Host:
+    """Estimates (8,) of the scaled information at ``V = s^2, Q = 1 - s^2``, each with points of its own.
 
     Only omega is sampled: labels are summed with their probabilities. A part of the points lies in slabs around the planes on
     which labels change, and every point is weighted by the density of the mixture. What a label tells of one plane alone has a
@@ -130,48 +110,47 @@ def information_estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) 
     pairs = [(a, b) for b in range(tokens) for a in range(b)]
     planes = np.stack([*unit, *((unit[a] - unit[b]) / math.sqrt(2) for a, b in pairs)])
     ratio = s / math.sqrt(q)
-    width = min(1.0, accuracy.slab * ratio)
+    # width of a slab: half as much again as that over which labels change
+    width = min(1.0, 1.5 * ratio)
     of_plane = _mean_sign_information(ratio)
     of_pair = of_plane * _mean_pair_leads(tokens)
-    samples: list[Host] = []
-    controls: list[Host] = []
-    for scramble in range(accuracy.scrambles):
+    means = np.array([1.0, *[of_plane] * len(planes), *[of_pair] * len(pairs)])
+    samples, controls = [], []
+    for scramble in range(8):
         # the names of the streams seed the points: they stay
-        points = [normal_points(tokens, accuracy.normal_points, "sequence hardmax: base", scramble)]
+        points = [normal_points(tokens, NORMAL_POINTS, "sequence hardmax: base", scramble)]
         for k, plane in enumerate(planes):
-            normal = normal_points(tokens, accuracy.plane_points, "sequence hardmax: layer", scramble, k)
+            normal = normal_points(tokens, PLANE_POINTS, "sequence hardmax: layer", scramble, k)
             points.append(normal - (1 - width) * np.outer(normal @ plane, plane))
         omega = np.concatenate(points)
         distance = omega @ planes.T
         denser = np.exp(-0.5 * distance**2 * (1 / width**2 - 1)) / width
-        weight = 1 / (accuracy.normal_points + accuracy.plane_points * denser.sum(axis=1))
+        weight = 1 / (NORMAL_POINTS + PLANE_POINTS * denser.sum(axis=1))
         one_plane = _sign_information(distance / ratio)
         leads = np.stack([_pair_leads(omega, a, b) for a, b in pairs], axis=1)
         known = np.concatenate([np.ones((len(omega), 1)), one_plane, one_plane[:, tokens:] * leads], axis=1)
-        means = np.concatenate([[1.0], np.full(len(planes), of_plane), np.full(len(pairs), of_pair)])
         total = np.zeros(len(omega))
         for label in all_labels(tokens):
-            likely = np.flatnonzero(_probability_bound(label, omega / ratio) > accuracy.negligible)
-            y = np.broadcast_to(label, (len(likely), tokens))
-            moments = posterior_moments(y, omega[likely] / ratio, False)
+            # labels that are less likely than this change 4e-12
+            likely = np.flatnonzero(_probability_bound(label, omega / ratio) > 1e-12)
+            moments = posterior_moments(np.broadcast_to(label, (len(likely), tokens)), omega[likely] / ratio, False)
             total[likely] += np.exp(moments.log_partition) * np.sum(moments.shift**2, axis=1)
         samples.append(weight * total)
         controls.append(weight[:, None] * known)
     found = []
     for scramble, (y, x) in enumerate(zip(samples, controls)):
         # The regression is that of the other scrambles: on its own points it would pull the mean towards what is known.
-        others = [k for k in range(accuracy.scrambles) if k != scramble]
-        left, right = (np.concatenate([rows[k] for k in others]) for rows in (controls, samples))
+        left, right = (np.concatenate(rows[:scramble] + rows[scramble + 1 :]) for rows in (controls, samples))
         slope = np.linalg.lstsq(left, right, rcond=1e-10)[0]
         found.append(float((y - x @ slope).sum() + means @ slope) / (s * q))
     return np.array(found)
 
 
-def _probability_bound(label: np.ndarray[Any, Any], a: Host) -> Host:
+def _probability_bound(label: Host, a: Host) -> Host:
     """An upper bound (n,) of the probability of a label: that of its least likely inequality, for both signs."""
     above = np.where(label == label[0], 1.0, -1.0)
     gap = (a[:, label] - a) / math.sqrt(2)
-    followers = label != np.arange(len(label))
+    followers, ndtr = label != np.arange(len(label)), special(np).ndtr
     bounds = [
         np.minimum(ndtr(sign * a), np.where(followers, ndtr(sign * gap), 1.0)).min(axis=1) for sign in (above, -above)
     ]
@@ -180,6 +159,7 @@ def _probability_bound(label: np.ndarray[Any, Any], a: Host) -> Host:
 
 def _sign_information(k: Host) -> Host:
     """``phi^2 / (Phi (1 - Phi))``: mean of g^2 when only the sign of ``z ~ N(k, 1)`` is seen."""
+    log_ndtr = special(np).log_ndtr
     return np.asarray(np.exp(-k * k - log_ndtr(k) - log_ndtr(-k)) / (2 * math.pi))
 
 
@@ -202,30 +182,10 @@ def _mean_pair_leads(tokens: int) -> float:
     """Mean of ``_pair_leads`` where tokens a and b are equal."""
     x, w = gauss_legendre(200)
     v = 4 * (x + 1)
-    return 8 * float(np.sum(w * np.exp(-(v**2)) * ndtr(v) ** (tokens - 2))) / math.sqrt(math.pi)
+    return 8 * float(np.sum(w * np.exp(-(v**2)) * special(np).ndtr(v) ** (tokens - 2))) / math.sqrt(math.pi)
 
 
-FAR = 9.0
-"""Distance from both boundaries, in units of sqrt(V), beyond which labels are certain to 1e-18. Doubled: no change."""
-
-
-@cache
-def _two_token_polynomial(limit: float) -> Polynomials:
-    """``sqrt(V (Q + V)) (Q + V) / Q * information`` as a function of s; ``limit`` is its value at s = 0."""
-    # degree of the polynomial; with twice as many its error falls from 5e-10 to rounding
-    degree = 32
-    s = lobatto_points(degree + 1)
-    values = [
-        limit,
-        *(_two_token_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]),
-        susceptibility_without_overlap(2),
-    ]
-    coefficients = np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(values), degree)
-    # error of the polynomial relative to its value, as reported
-    return Polynomials(coefficients[:, None], 2e-9)
-
-
-def _two_token_information(s: float) -> float:
+def two_token_information(s: float) -> float:
     """``V I`` at ``s = sqrt(V / (Q + V))``."""
     width = math.sqrt(1 - s * s) / s
     one = _omega_panels(width)
@@ -235,10 +195,10 @@ def _two_token_information(s: float) -> float:
     near = np.minimum(np.abs(h), np.abs(k)) < FAR
     h, k, weight = h[near], k[near], weight[near]
 
-    def integral(a: tuple[Host, Host], probability: Host, gradient: tuple[Host, Host]) -> float:
-        density = np.exp(-(a[0] ** 2 + a[1] ** 2) / (2 * width**2)) / (2 * math.pi * width**2)
-        tiny = np.finfo(float).tiny
-        return float(np.sum(weight * density * (gradient[0] ** 2 + gradient[1] ** 2) / np.maximum(probability, tiny)))
+    def integral(square: Host, probability: Host, gradient: Host) -> float:
+        # |a|^2, and the squared length of the gradient of the probability
+        density = np.exp(-square / (2 * width**2)) / (2 * math.pi * width**2)
+        return float(np.sum(weight * density * gradient / np.maximum(probability, np.finfo(float).tiny)))
 
     # h and k > 0 is half of the plane: the other half is its mirror image, which labels do not tell from it.
     return 2 * integral(*_opposite(h, k)) + 4 * math.sqrt(2) * integral(*_equal(h, k))
@@ -255,18 +215,18 @@ def _omega_panels(width: float) -> tuple[Host, Host]:
     return (np.array(edges)[:-1, None] + lengths * x).ravel(), (lengths * w).ravel()
 
 
-def _opposite(h: Host, k: Host) -> tuple[tuple[Host, Host], Host, tuple[Host, Host]]:
-    """Tokens of opposite sign, ``a = (h, k)``: a, probability and its gradient."""
-    up, down = ndtr([h, k]), ndtr([-h, -k])
-    density = np.exp(-(np.array([h, k]) ** 2) / 2) / math.sqrt(2 * math.pi)
-    probability = up[0] * down[1] + down[0] * up[1]
-    return (h, k), probability, (density[0] * (down[1] - up[1]), density[1] * (down[0] - up[0]))
+def _opposite(h: Host, k: Host) -> tuple[Host, Host, Host]:
+    """Tokens of opposite sign, ``a = (h, k)``: ``|a|^2``, probability and its squared gradient."""
+    a = np.stack([h, k])
+    up, down = special(np).ndtr(a), special(np).ndtr(-a)
+    slope = np.exp(-(a**2) / 2) / math.sqrt(2 * math.pi) * (down - up)[::-1]
+    return h**2 + k**2, up[0] * down[1] + down[0] * up[1], slope[0] ** 2 + slope[1] ** 2
 
 
-def _equal(h: Host, k: Host) -> tuple[tuple[Host, Host], Host, tuple[Host, Host]]:
-    """The first token further out than the second on the same side, ``h = a_2`` and ``k = (a_1 - a_2) / sqrt(2)``."""
+def _equal(h: Host, k: Host) -> tuple[Host, Host, Host]:
+    """The same of a first token further out than the second on its side, ``h = a_2`` and ``k = (a_1 - a_2) / sqrt(2)``."""
     root = math.sqrt(2)
     above, below = log_cdf(h, k, -1 / root), log_cdf(-h, -k, -1 / root)
     up, down = np.exp(above.value), np.exp(below.value)
     by_h, by_k = (up * one - down * other for one, other in zip(above[1:3], below[1:3]))
-    return (h + root * k, h), up + down, (by_k / root, by_h - by_k / root)
+    return (h + root * k) ** 2 + h**2, up + down, (by_k / root) ** 2 + (by_h - by_k / root) ** 2

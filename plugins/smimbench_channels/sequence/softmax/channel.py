@@ -16,16 +16,16 @@ Which file serves which case:
 from __future__ import annotations
 
 import copy
+import functools
 import math
-import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.backend import namespace, read_together
 from smimbench.interfaces import Array, ParameterError, Posterior, Sampling, Uncertain
-from smimbench.interfaces.checks import check_latents
+from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench_channels.bases import SequenceChannel, SoftmaxChannel
 from smimbench_channels.sequence.softmax import information, network, one_layer
 from smimbench_channels.sequence.softmax.moments import Moments
@@ -89,30 +89,15 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     _points_seed = 0
 
     def __post_init__(self) -> None:
-        for key in ("tokens", "layers", "points"):
-            value = getattr(self, key)
-            try:
-                whole = operator.index(value)
-            except TypeError:
-                raise ParameterError(key, f"must be a whole number, got {value!r}") from None
-            object.__setattr__(self, key, whole)
-        for key in ("skip", "accuracy"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ParameterError(key, f"must be a finite number, got {value!r}")
-        size = f"got layers = {self.layers} with tokens = {self.tokens}"
-        sizes = "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3"
-        alone = "must be at least 2 (one token only attends to itself)"
-        for key, right, message in (
-            ("tokens", self.tokens >= 2, f"{alone}, got {self.tokens}"),
-            ("layers", self.layers >= 1, f"must be at least 1, got {self.layers}"),
-            ("layers", self.layers <= most_layers(self.tokens), f"{sizes}, {size}"),
-            ("points", 256 <= self.points <= 1 << 24, f"must be between 256 and 2^24, got {self.points}"),
-            ("skip", self.skip >= 0.0, f"must be >= 0, got {self.skip}"),
-            ("accuracy", 1e-12 <= self.accuracy <= 0.1, f"must be between 1e-12 and 0.1, got {self.accuracy}"),
-        ):
-            if not right:
-                raise ParameterError(key, message)
+        check_whole("tokens", self.tokens, 2)
+        check_whole("layers", self.layers, 1)
+        check_whole("points", self.points, 256, 1 << 24)
+        check_number("skip", self.skip, positive=False)
+        if self.layers > most_layers(self.tokens):
+            sizes = "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3"
+            raise ParameterError("layers", f"{sizes}, got layers = {self.layers} with tokens = {self.tokens}")
+        if not isinstance(self.accuracy, float) or not 1e-12 <= self.accuracy <= 0.1:
+            raise ParameterError("accuracy", f"must be between 1e-12 and 0.1, got {self.accuracy!r}")
 
     @property
     def components(self) -> int:
@@ -156,7 +141,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     @property
     def sampling(self) -> Sampling:  # type: ignore[override]
         """Labels that are enough for differences, and posteriors on other points."""
-        return Sampling(self._rough_labels, self._resampled)
+        return Sampling(functools.partial(information.rough_labels, self._network), self._resampled)
 
     def _resampled(self, index: int) -> SequenceSoftmax:
         """The same channel, whose sampled posterior uses other points for every ``index``; itself where nothing is sampled.
@@ -167,7 +152,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             return self
         other = copy.copy(self)
         # first set of points of ``resampled``; those before are for means over labels
-        object.__setattr__(other, "_points_seed", (1000 + operator.index(index)) * SEEDS)
+        object.__setattr__(other, "_points_seed", (1000 + index) * SEEDS)
         return other
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -185,31 +170,29 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         """Posterior moments for two layers or more, in float64; NaN where a run has diverged."""
         xp = namespace(omega)
         y = xp.astype(y, xp.float64)
-        self._check_digits(y)
-        u = network.output_of_label(y)
+        if self.layers > 2:
+            self._check_digits(y)
         covariance, whole = read_together(V, xp.all(xp.isfinite(omega)))
         covariance = np.asarray(covariance, dtype=np.float64)
+        omega = xp.astype(omega, xp.float64)
         if not (np.all(np.isfinite(covariance)) and whole):
             # A run that has diverged: say so, as arithmetic would.
             size = self.layers * (self.tokens if full else 1)
-            nothing = xp.full_like(xp.astype(omega, xp.float64), math.nan)
+            nothing = xp.full_like(omega, math.nan)
             matrix = xp.broadcast_to(nothing[:, :1, :1], (omega.shape[0], size, size))
             return Moments(nothing[:, 0, 0], nothing, matrix, nothing[:, 0, 0])
         scale = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
         # Layers may differ by many orders of magnitude: it is their correlations that must make sense.
         if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
-        omega = xp.astype(omega, xp.float64)
-        accuracy, points, seed = self.accuracy, self.points, self._points_seed
-        return integrate(self._network, u, omega, covariance, accuracy=accuracy, points=points, full=full, seed=seed)
+        u = network.output_of_label(y)
+        options: dict[str, Any] = {"accuracy": self.accuracy, "points": self.points, "seed": self._points_seed}
+        return integrate(self._network, u, omega, covariance, full=full, **options)
 
     def _check_digits(self, y: Array) -> None:
         """Refuse labels of many layers that attention without a skip connection has made all alike."""
-        if self.layers < 3:
-            return
         lost = int(namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype)))
-        # share of labels that may have lost their digits
-        # labels that may have lost their digits in the smallest batches
+        # one in a hundred labels may have lost its digits, and three in the smallest batches
         if lost > 1e-2 * y.shape[0] + 3:
             raise ParameterError(
                 "skip",
@@ -243,10 +226,6 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         Arguments as for ``information``.
         """
         return information.susceptibility(self._network, Q, V, labels)
-
-    def _rough_labels(self, Q: Array, V: Array) -> int:
-        """Labels that are enough for differences of the information around one (Q, V), which share their labels."""
-        return information.rough_labels(self._network, Q, V)
 
     @property
     def _network(self) -> Network:

@@ -77,22 +77,17 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
         S.append(attention(h[-1]))
         B.append(skip * B[-1] + xp.matmul(S[-1], B[-1]))
         h.append(_apply(B[-1], z[..., layer, :]))
-
-    gradient = [None] * layers
-    gradient_h = cotangent
-    gradient_B = None
-    for layer in range(layers - 1, -1, -1):
-        gradient[layer] = _apply_transposed(B[layer], gradient_h)
-        outer = gradient_h[..., :, None] * z[..., layer, None, :]
-        gradient_B = outer if gradient_B is None else gradient_B + outer
-        if layer == 0:
-            break
+    gradient = [_apply_transposed(B[-1], cotangent)]
+    gradient_h, gradient_B = cotangent, 0.0
+    for layer in range(layers - 1, 0, -1):
+        gradient_B = gradient_B + gradient_h[..., :, None] * z[..., layer, None, :]
         # B_l = (c I + S(h)) B_{l-1}
         attended = S[layer - 1]
         gradient_S = xp.matmul(gradient_B, xp.matrix_transpose(B[layer - 1]))
         gradient_h = _attention_vjp(h[layer - 1], attended, gradient_S)
         gradient_B = skip * gradient_B + xp.matmul(xp.matrix_transpose(attended), gradient_B)
-    return xp.stack(gradient, axis=-2)
+        gradient.append(_apply_transposed(B[layer - 1], gradient_h))
+    return xp.stack(gradient[::-1], axis=-2)
 
 
 def _attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:

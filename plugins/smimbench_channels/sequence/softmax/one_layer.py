@@ -5,7 +5,6 @@ information, susceptibility.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Posterior, Uncertain
 from smimbench.numerics import gaussian_trapezoid
-from smimbench_channels.batches import array_like, blocks
+from smimbench_channels.batches import Host, blocks, on_host, uncertain_like
 
 __all__ = ["information", "log_partition", "posterior", "susceptibility"]
 
@@ -47,7 +46,7 @@ def log_partition(u: Array, omega: Array, V: Array) -> Array:
     return -0.5 * xp.sum(nearest * nearest, axis=-1) / v + xp.log1p(xp.exp(-2.0 * xp.abs(t))) - constant
 
 
-def _log_radius_rule(tokens: int, step: float) -> tuple[np.ndarray, np.ndarray]:
+def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
     # Trapezoid in log rho for E[rho^2 f(rho)], rho ~ chi_M. The law of rho weighted by rho^2 is chi_{M+2},
     # so the weights are normalised to M = E rho^2. Both tails decay, hence spectral accuracy.
     upper = math.log(math.sqrt(tokens + 2.0) + 9.0)
@@ -76,37 +75,25 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     Trapezoidal rules in ``log rho`` and ``x``; the error is the change from half the nodes. Derived, checked
     by tests/channels/sequence/test_softmax.py.
     """
-    xp = namespace(Q, V)
-    q = xp.astype(xp.reshape(Q, (-1,)), xp.float64)
-    v = xp.astype(xp.reshape(V, (-1,)), xp.float64)
+    q, v = (array.reshape(-1) for array in on_host(Q, V))
     tau, k = q + v, q / v
-
-    move = partial(array_like, like=Q, dtype=xp.float64)
     # spacing in log rho for few tokens (it falls as M^{-1/2})
-    step = min(0.08, 0.35 / math.sqrt(tokens))
-    rho, fine_rho = _log_radius_rule(tokens, step)
+    rho, fine_rho = _log_radius_rule(tokens, min(0.08, 0.35 / math.sqrt(tokens)))
     # points in x
     x, fine_x = gaussian_trapezoid(257)
     rules = []
     for stride in (1, 2):
-        coarse_rho, coarse_x = np.zeros_like(fine_rho), np.zeros_like(fine_x)
-        coarse_rho[::stride], coarse_x[::stride] = fine_rho[::stride], fine_x[::stride]
-        rules.append((move(coarse_rho * (tokens / coarse_rho.sum())), move(coarse_x / coarse_x.sum())))
-    rho, x = move(rho), move(x)
-
-    results: list[list[Array]] = [[], []]
+        coarse_rho, coarse_x = (np.where(np.arange(len(w)) % stride == 0, w, 0.0) for w in (fine_rho, fine_x))
+        rules.append((coarse_rho * (tokens / coarse_rho.sum()), coarse_x / coarse_x.sum()))
+    results = np.empty((2, len(q)))
     # overlaps handled at once
-    for block in blocks(q.shape[0], 32):
-        y = xp.sqrt(k[block])[:, None, None] * rho[None, :, None]
-        t = y * (y + x[None, None, :])
+    for block in blocks(len(q), 32):
+        y = np.sqrt(k[block])[:, None, None] * rho[:, None]
+        t = y * (y + x)
         small = k[block] <= 1.0
-        kept = xp.where(small[:, None, None], xp.tanh(t) ** 2, _sech_squared(xp, t))
+        kept = np.where(small[:, None, None], np.tanh(t) ** 2, _sech_squared(np, t))
         for result, (weight_rho, weight_x) in zip(results, rules):
-            mean = xp.sum(xp.sum(kept * weight_x, axis=-1) * weight_rho, axis=-1)
-            learned = tau[block] * mean
-            q_, v_ = q[block], v[block]
-            result.append(xp.where(small, learned - tokens * q_, tokens * v_ - learned) / (v_ * v_))
-    full, half = (xp.concat(result) for result in results)
-    errors = xp.abs(full - half) + 1e-14 * xp.abs(full)
-    value, error = (xp.astype(xp.reshape(a, Q.shape), Q.dtype) for a in (full, errors))
-    return Uncertain(value, error, "quadrature")
+            learned = tau[block] * np.sum(np.sum(kept * weight_x, axis=-1) * weight_rho, axis=-1)
+            result[block] = np.where(small, learned - tokens * q[block], tokens * v[block] - learned) / v[block] ** 2
+    value, half = (result.reshape(Q.shape) for result in results)
+    return uncertain_like(Q, value, np.abs(value - half) + 1e-14 * np.abs(value), "quadrature")
