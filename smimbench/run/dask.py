@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.backend import machine
 from smimbench.backend.device import BackendError
-from smimbench.files import error_line
+from smimbench.files import error_line, unless
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import Executor, Limits
 from smimbench.run.processes import cell_task, check_record_of, record_of
@@ -63,61 +63,39 @@ def on_dask(
     client, error = _asked(Client, address, timeout=10)
     if error is not None:
         raise BackendError(f"dask: no scheduler answers at {address} ({error_line(error)})")
+    watch, run = _Watch(client, address), uuid.uuid4().hex
     done: queue.Queue[Any] = queue.Queue()
-    name = uuid.uuid4().hex  # of this run
     running: dict[Any, tuple[Cell, int]] = {}
 
     def send(cell: Cell, chance: int) -> None:
-        future = client.submit(
-            _work_anywhere,
-            cell,
-            threads,
-            registry.paths,
-            cell.distributions(registry),
-            machine.versions().get("smimbench"),
-            limits,
-            name,
-            key=f"smimbench-{cell.key}-{chance}",
-            pure=False,
-            resources={"GPU": 1} if cell.backend in DEVICES else None,
-        )
+        here = (threads, registry.paths, cell.distributions(registry), machine.versions().get("smimbench"), limits, run)
+        resources = {"GPU": 1} if cell.backend in DEVICES else None
+        name = f"smimbench-{cell.key}-{chance}"
+        future = client.submit(_work_anywhere, cell, *here, key=name, pure=False, resources=resources)
         running[future] = (cell, chance)
         future.add_done_callback(done.put)
 
-    watch = _Watch(client, address)
     end = None if limits.budget is None else time.monotonic() + limits.budget
     try:
         for cell in cells:
             send(cell, 1)
-        again: list[tuple[Cell, int, BaseException]] = []
-        since = 0.0
-        while (running or again) and (end is None or time.monotonic() < end):
-            if again and time.monotonic() - since > 1.0:
-                if not watch.answers():
-                    raise BackendError(f"dask: the scheduler at {address} is gone; what was finished is kept")
-                for cell, chance, why in again:
-                    if chance < 5:  # Dask itself sends it to other workers before
-                        send(cell, chance + 1)
-                    else:
-                        yield lost_record(cell, threads, f"the cluster lost it: {error_line(why)}")
-                again = []
-            try:
-                future = done.get(timeout=1.0)
-            except queue.Empty:
-                left = [*running.values(), *((cell, chance) for cell, chance, _ in again)]
-                watch.look({cell.backend in DEVICES for cell, _ in left})
-                continue
+        while running and (end is None or time.monotonic() < end):
+            future = unless(queue.Empty, done.get, True, 1.0)
+            if future is None:
+                watch.look({cell.backend in DEVICES for cell, _ in running.values()})
             if future not in running:
                 continue
             cell, chance = running.pop(future)
             record, why = _outcome(future)
-            if record is not None:
+            if why is None:
                 yield _checked(record, cell, threads)
-            elif type(why).__name__ not in LOST:
+            elif type(why).__name__ in LOST and chance < 5:  # Dask itself sends it to other workers before
+                time.sleep(1.0)  # it went with its worker, or with the scheduler: a moment later it is known which
+                if watch.workers() is None:
+                    raise watch.gone()
+                send(cell, chance + 1)
+            else:
                 yield lost_record(cell, threads, f"the cluster lost it: {error_line(why)}")
-            else:  # with its worker, or with the scheduler: a moment later it is known which
-                since = since if again else time.monotonic()
-                again.append((cell, chance, why))
     finally:
         for future in running:
             _asked(future.cancel)
@@ -132,16 +110,14 @@ def _asked(function: Any, *arguments: Any, **how: Any) -> tuple[Any, BaseExcepti
         return None, error
 
 
-def _outcome(future: Any) -> tuple[Any, BaseException]:
-    """What a worker sent, or None and why there is nothing."""
-    if future.status == "finished":
-        found, error = _asked(future.result, timeout=PATIENCE / 4)  # its worker may have died since, with what it held
-        return found, RuntimeError() if error is None else error if type(error).__name__ in LOST else TimeoutError(
-            error_line(error)
-        )
+def _outcome(future: Any) -> tuple[Any, BaseException | None]:
+    """What a worker sent, or why there is nothing."""
     if future.status == "error":
         return None, future.exception()
-    return None, TimeoutError(f"it is {future.status}")
+    if future.status != "finished":
+        return None, TimeoutError(f"it is {future.status}")
+    found, error = _asked(future.result, timeout=PATIENCE / 4)  # its worker may have died since, with what it held
+    return found, error if error is None or type(error).__name__ in LOST else TimeoutError(error_line(error))
 
 
 class _Watch:
@@ -151,11 +127,11 @@ class _Watch:
         self._client, self._address = client, address
         self._last = time.monotonic()
 
-    def answers(self) -> bool:
-        """Whether the scheduler does."""
-        return self._workers() is not None
+    def gone(self) -> BackendError:
+        """What to raise when the scheduler does not answer."""
+        return BackendError(f"dask: the scheduler at {self._address} is gone; what was finished is kept")
 
-    def _workers(self) -> Document | None:
+    def workers(self) -> Document | None:
         """The workers that the scheduler knows; None if it does not answer."""
         if self._client.status != "running":
             return None
@@ -166,17 +142,14 @@ class _Watch:
 
     def look(self, devices: set[bool]) -> None:
         """Raise BackendError if the scheduler, all workers, or all with a GPU where one is needed, are away for long."""
-        found = self._workers()
-        alive, workers = found is not None, found or {}
-        able = [w for w in workers.values() if False in devices or "GPU" in (w.get("resources") or {})]
-        if able:
+        workers = self.workers()
+        if any(False in devices or "GPU" in (one.get("resources") or {}) for one in (workers or {}).values()):
             self._last = time.monotonic()
-        elif not alive and time.monotonic() - self._last > PATIENCE / 4:
-            raise BackendError(f"dask: the scheduler at {self._address} is gone; what was finished is kept")
-        elif time.monotonic() - self._last > PATIENCE:
-            what = "no worker"
-            if workers:
-                what = 'no worker with the resource GPU (dask worker --resources "GPU=1")'
+        away = time.monotonic() - self._last
+        if workers is None and away > PATIENCE / 4:
+            raise self.gone()
+        if away > PATIENCE:
+            what = 'no worker with the resource GPU (dask worker --resources "GPU=1")' if workers else "no worker"
             raise BackendError(f"dask: {what} at {self._address} for {PATIENCE:.0f} s; what was finished is kept")
 
 
