@@ -228,20 +228,23 @@ def text_of(record: Document) -> str:
 
 def plain(value: Any, depth: int = 0) -> Any:
     """A copy that JSON can hold, whatever a plugin has put in: numbers that are none become null, odd objects their text."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return int(value) if abs(value) < 1 << 63 else printable(hex(value), LONGEST)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
     if depth > 20:
         raise ValueError("nested more than 20 deep")
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, dict):
-        return {k if isinstance(k, str) else printable(k): plain(v, depth + 1) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v, depth + 1) for v in value]
+    match value:
+        case None | bool():
+            return value
+        case int() if abs(value) < 1 << 63:
+            return int(value)
+        case int():
+            return printable(hex(value), LONGEST)
+        case float():
+            return float(value) if math.isfinite(value) else None
+        case str():
+            return str.__str__(value)
+        case dict():
+            return {k if isinstance(k, str) else printable(k): plain(v, depth + 1) for k, v in value.items()}
+        case list() | tuple():
+            return [plain(v, depth + 1) for v in value]
     if hasattr(value, "tolist") and not isinstance(value, type):
         found = value.tolist()
         return printable(value, LONGEST) if hasattr(found, "tolist") else plain(found, depth + 1)

@@ -14,7 +14,7 @@ import os
 import uuid
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,11 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from smimbench.files import Document
+    from smimbench.interfaces import Array
+
+    Columns = dict[str, Array]
 
 __all__ = ["Store", "theory_folder"]
 
 LONG = 300
 """Iterations above which a trajectory goes to a file of its own; doubled, records get twice as long to read as text."""
+SCALARS = ("iteration", "seconds", "residual", "samples", "damping")
+"""Columns of a trajectory that have one number for each iteration; the others have one for each component."""
 ASIDE = "set-aside"
 """Folder for files that cannot be trusted."""
 
@@ -55,9 +60,9 @@ class Store:
         name = _file_stem(record)
         trajectory = record.get("trajectory")
         if trajectory and len(trajectory["iteration"]) > LONG:
-            arrays = {key: np.asarray(values, dtype=float) for key, values in trajectory.items()}
-            data = _npz(arrays)
-            file = f"{name}.npz"
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, **_from_lists(trajectory))
+            data, file = buffer.getvalue(), f"{name}.npz"
             write_atomically(self.folder / file, data)
             record["trajectory"] = {"file": file, "sha256": hashlib.sha256(data).hexdigest()}
         record["digest"] = digest_of(record)
@@ -94,15 +99,13 @@ class Store:
         ValueError
             If it was changed after it was written, or is something else.
         """
-        found = read_json(self.folder / "run.json")
+        found: Document = read_json(self.folder / "run.json")
         if not isinstance(found, dict) or "digest" not in found:
             raise ValueError("not a run.json of smimbench")
-        if digest_of(found) != found["digest"]:
-            raise ValueError(
-                "changed after it was written (digest does not match); the same 'smimbench run' writes it again"
-            )
+        if digest_of(found) != found.pop("digest"):
+            again = "the same 'smimbench run' writes it again"
+            raise ValueError(f"changed after it was written (digest does not match); {again}")
         check_model(SharedDocument, found, "a run.json of smimbench")
-        del found["digest"]
         return found
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -150,35 +153,21 @@ class Store:
             raise ValueError("renamed: its name is not the key of its cell")
         return record
 
-    def trajectory(self, record: Document) -> dict[str, np.ndarray[Any, Any]] | None:
+    def trajectory(self, record: Document) -> Columns | None:
         """Trajectory of a record, from its ``.npz`` if it is long; None (and a complaint) if that file is not right."""
         found = record.get("trajectory")
         if not found:
             return None
-        path = self.folder / str(found["file"]) if "file" in found else self.folder / f"{_file_stem(record)}.json"
+        path = self.folder / str(found.get("file", f"{_file_stem(record)}.json"))
         try:
             arrays = _unpacked_npz(path, found) if "file" in found else _from_lists(found)
-            if "iteration" not in arrays or not len(arrays["iteration"]):
-                raise ValueError("has no iterations")
-            if any(
-                values.ndim != (1 if name in ("iteration", "seconds", "residual", "samples", "damping") else 2)
-                for name, values in arrays.items()
-            ):
-                raise ValueError("has a column of another form")
-            if len({len(values) for values in arrays.values()}) != 1:
-                raise ValueError("has columns of different lengths")
-            metrics = record["metrics"]
-            if any(
-                name in metrics and values.shape[1] != len(metrics[name])
-                for name, values in arrays.items()
-                if values.ndim > 1
-            ):
-                raise ValueError("has another number of components than its record")
+            _check_columns(arrays, record["metrics"])
             return arrays
         except FileNotFoundError:
-            self.complaints.append(f"{path}: trajectory is missing")
+            reason: object = "is missing"
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, NotImplementedError) as error:
-            self.complaints.append(f"{path}: trajectory {error}")
+            reason = error
+        self.complaints.append(f"{path}: trajectory {reason}")
         return None
 
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
@@ -212,12 +201,6 @@ def _file_stem(record: Document) -> str:
     return f"{record['key']}{suffix}"
 
 
-def _npz(arrays: dict[str, np.ndarray[Any, Any]]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
 def _compacted(record: Document, known: Document) -> Document:
     """A record for ``load(compact=True)``; ``known`` is what earlier ones have in common with it."""
 
@@ -235,12 +218,25 @@ def _compacted(record: Document, known: Document) -> Document:
     return found
 
 
-def _from_lists(found: Document) -> dict[str, np.ndarray[Any, Any]]:
+def _check_columns(arrays: Columns, metrics: Document) -> None:
+    """Raise ValueError unless these are the columns of a trajectory."""
+    if not len(arrays.get("iteration", ())):
+        raise ValueError("has no iterations")
+    for name, values in arrays.items():
+        if values.ndim != (1 if name in SCALARS else 2) or values.dtype != np.float64:
+            raise ValueError("has a column of another form")
+        if len(values) != len(arrays["iteration"]):
+            raise ValueError("has columns of different lengths")
+        if name in metrics and values.shape[1] != len(metrics[name]):
+            raise ValueError("has another number of components than its record")
+
+
+def _from_lists(found: Document) -> Columns:
     """Columns as arrays; null is not-a-number."""
     return {key: np.asarray(values, dtype=float) for key, values in found.items()}
 
 
-def _unpacked_npz(path: Path, found: Document) -> dict[str, np.ndarray[Any, Any]]:
+def _unpacked_npz(path: Path, found: Document) -> Columns:
     """Arrays of an ``.npz``, if it is the file that was written and does not unpack to more than memory should hold."""
     if path.exists() and not path.is_file():
         raise ValueError("is not in an ordinary file")
@@ -251,10 +247,7 @@ def _unpacked_npz(path: Path, found: Document) -> dict[str, np.ndarray[Any, Any]
         if sum(part.file_size for part in packed.infolist()) > 1 << 28:
             raise ValueError("is larger than 256 MB when unpacked")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        found_arrays = {key: arrays[key] for key in arrays.files}
-    if any(array.dtype != np.float64 for array in found_arrays.values()):
-        raise ValueError("has a column that is not made of numbers")
-    return found_arrays
+        return {key: arrays[key] for key in arrays.files}
 
 
 def theory_folder(store: Store) -> Path:

@@ -26,7 +26,7 @@ from smimbench.suite.cells import build_algorithm
 from smimbench.theory.information import Evaluations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from smimbench.files import Document
@@ -221,31 +221,29 @@ def _unlike(path: Path, document: Document, new: Any) -> list[str]:
 
 def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int, seed: int) -> Verification:
     """Run so many of the stored cells again, drawn at random, and compare all that does not come from a clock."""
-    found = Verification()
-    records = store.load()
+    found, records = Verification(), store.load()
     ends = ("ok", "not-converged", "diverged", "skipped")  # those that no clock and no memory decides
-    known = [cell for cell in cells if (records.get(cell.key) or {}).get("status") in ends]
-    chosen = [known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]]
-    threads = {cell.key: int(records[cell.key]["timing"].get("threads") or 1) for cell in chosen}
-    for number in sorted(set(threads.values())):
-        part = [cell for cell in chosen if threads[cell.key] == number]
-        for cell, new in untimed(part, number, registry):
+    known = [cell for cell in cells if cell.key in records and records[cell.key]["status"] in ends]
+    by_threads: dict[int, list[Cell]] = {}
+    for i in np.random.default_rng(seed).permutation(len(known))[:count]:
+        threads = int(records[known[i].key]["timing"].get("threads") or 1)
+        by_threads.setdefault(threads, []).append(known[i])
+    for threads, part in by_threads.items():
+        for cell, new in untimed(part, threads, registry):
             old = records[cell.key]
-            timing = old.get("timing") or {}
-            same = timing.get("machine") == machine.fingerprint() and old["versions"] == new["versions"]
-            differing = list(differences(_timeless(old), _timeless(new), 0.0 if same else ELSEWHERE))
+            same = old["timing"].get("machine") == machine.fingerprint() and old["versions"] == new["versions"]
+            differing = differences(_timeless(old), _timeless(new), 0.0 if same else ELSEWHERE)
             path = store.folder / f"{cell.key}.json"
-            found.add([f"{path}: run again, {line}" for line in differing[:3]])
+            found.add([f"{path}: run again, {line}" for line in itertools.islice(differing, 3)])
     return found
 
 
-def untimed(cells: Sequence[Cell], threads: int, registry: Registry) -> Iterator[tuple[Cell, Document]]:
+def untimed(cells: Iterable[Cell], threads: int, registry: Registry) -> Iterator[tuple[Cell, Document]]:
     """Cells with their records, run again without a time limit, which a busy machine would reach earlier."""
-    again = {
-        (free := replace(cell, run=cell.run.model_copy(update={"timeout": None}))).key: (cell, free) for cell in cells
-    }
-    for record in in_processes([free for _, free in again.values()], 1, threads, registry) if cells else ():
-        yield again[record["key"]][0], record
+    free = [(replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell) for cell in cells]
+    again = {one.key: cell for one, cell in free}
+    for record in in_processes([one for one, _ in free], 1, threads, registry):
+        yield again[record["key"]], record
 
 
 def _timeless(record: Document) -> Document:
