@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["OwnPoint", "Point", "Thresholds", "check_answer", "document_text", "read_answer", "write_answer"]
 
 Value = float | list[float]
+PER_COMPONENT = ("mse", "mse_error", "squared_cosine", "squared_cosine_error", "cosine", "cosine_error", "calibration")
 Nested = Number | bool | Text | Numbers | list[Numbers] | dict[str, Number | Text | Numbers | list[Numbers]]
 
 
@@ -50,20 +52,11 @@ class OwnPoint(pydantic.BaseModel):
         components = len(self.overlap)
         if any(len(row) != components for row in self.overlap):
             raise ValueError("overlap must be a square matrix")
-        for name in (
-            "mse",
-            "mse_error",
-            "squared_cosine",
-            "squared_cosine_error",
-            "cosine",
-            "cosine_error",
-            "calibration",
-        ):
-            found = getattr(self, name)
-            if found is not None and (len(found) if isinstance(found, list) else 1) != components:
+        sizes = {name: getattr(self, name) for name in PER_COMPONENT}
+        sizes |= {f"finite_size.{name}": values for name, values in (self.finite_size or {}).items()}
+        for name, found in sizes.items():
+            if found is not None and np.size(found) != components:
                 raise ValueError(f"{name} must have a number for each of {components} components")
-        if any(values is not None and len(values) != components for values in (self.finite_size or {}).values()):
-            raise ValueError(f"finite_size must have a number for each of {components} components")
         if len({len(values) for values in self.trajectory.values()}) > 1:
             raise ValueError("trajectory has lists of different lengths")
         return self
@@ -124,32 +117,22 @@ class Node(pydantic.BaseModel):
         return self
 
 
-class _Points(pydantic.RootModel[Annotated[list[Point], Field(min_length=1)]]):
-    model_config = pydantic.ConfigDict(strict=True, defer_build=True)
-
-
-class _Curve(pydantic.RootModel[list[Annotated[list[Point], Field(min_length=1)]]]):
-    model_config = pydantic.ConfigDict(strict=True, defer_build=True)
-
-
-class _Own(pydantic.RootModel[Text | OwnPoint]):
-    model_config = pydantic.ConfigDict(strict=True, defer_build=True)
-
-
-MODELS: dict[str, type[pydantic.BaseModel]] = {
-    "point": _Points,
-    "curve": _Curve,
+Branches = Annotated[list[Point], Field(min_length=1)]
+MODELS: dict[str, Any] = {
+    "point": Branches,
+    "curve": list[Branches],
     "thresholds": Thresholds,
-    "own": _Own,
+    "own": Text | OwnPoint,
     "nodes": Node,
 }
+_adapter = functools.cache(lambda kind: pydantic.TypeAdapter(MODELS[kind]))
 
 
 def check_answer(kind: str, answer: Any, components: int | None) -> None:
     """Raise ValueError unless an answer (its kind is a key of ``MODELS``) has the right structure."""
     if kind not in MODELS:
         raise ValueError("not an answer of theory")
-    check_model(MODELS[kind], answer, "an answer of theory")
+    check_model(_adapter(kind), answer, "an answer of theory")
     points: list[Any] = {"point": answer, "own": [answer] if isinstance(answer, dict) else []}.get(kind, [])
     points = [point for branches in answer for point in branches] if kind == "curve" else points
     if components is not None and any(len(point["overlap"]) != components for point in points):

@@ -192,10 +192,13 @@ def check_types(record: Document) -> None:
     check_model(Record, {"format": FORMAT, "digest": "0" * 64, **record}, "a record of smimbench")
 
 
-def check_model(model: type[pydantic.BaseModel], value: Any, what: str) -> None:
+def check_model(model: type[pydantic.BaseModel] | pydantic.TypeAdapter[Any], value: Any, what: str) -> None:
     """Raise ValueError, with the first wrong field, unless a value has the structure of a model."""
     try:
-        model.model_validate(value)
+        if isinstance(model, pydantic.TypeAdapter):
+            model.validate_python(value, strict=True)
+        else:
+            model.model_validate(value)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
