@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
-    "Document",
+    "JsonObject",
     "StoreError",
     "attempt",
     "canonical_json",
@@ -37,7 +37,7 @@ __all__ = [
 
 
 T = TypeVar("T")
-Document = dict[str, Any]
+JsonObject = dict[str, Any]
 """A JSON object: a record, an answer of theory, ``run.json``."""
 
 LEFTOVER = 3600.0

@@ -17,7 +17,7 @@ from smimbench.run.record import Number, Numbers, Text, check_model, digest_of, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
 
 __all__ = ["OwnPoint", "Point", "Thresholds", "check_answer", "document_text", "read_answer", "write_answer"]
 
@@ -139,13 +139,13 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
         raise ValueError(f"not an answer of theory: overlap must be of {components} components")
 
 
-def write_answer(file: Path, question: Document, answer: Any) -> None:
+def write_answer(file: Path, question: JsonObject, answer: Any) -> None:
     """Write an answer with its question, and with the machine and the versions that it was found with."""
     found = {**question, "answer": answer, "machine": machine.fingerprint(), "versions": machine.versions()}
     write_atomically(file, document_text(sealed(found)).encode())
 
 
-def read_answer(file: Path, question: Document | None = None) -> Document:
+def read_answer(file: Path, question: JsonObject | None = None) -> JsonObject:
     """The document of an answer as it was written, its digest left out.
 
     Raises

@@ -34,7 +34,7 @@ from smimbench.suite.errors import SuiteError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.suite.cells import Cell, Suite
 
 __all__ = ["Campaign", "changed_code", "missing_cells", "plan_campaign", "run_cells", "shared_document"]
@@ -65,7 +65,7 @@ class Campaign:
     dask: str | None = None
     timing: bool = False
     limits: Limits = field(default_factory=Limits)
-    how: Document = field(default_factory=dict)
+    how: JsonObject = field(default_factory=dict)
 
     def left(self) -> int:
         """How many of its cells have no record by now."""
@@ -78,9 +78,9 @@ class Campaign:
 
     def run(
         self,
-        on_record: Callable[[Document], None] | None = None,
+        on_record: Callable[[JsonObject], None] | None = None,
         on_look: Callable[[list[Underway]], None] | None = None,
-    ) -> list[Document]:
+    ) -> list[JsonObject]:
         """Run what is missing; see ``run_cells``.
 
         Raises
@@ -214,7 +214,7 @@ def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | No
     )
 
 
-def missing_cells(cells: Sequence[Cell], records: dict[str, Document], *, timing: bool = False) -> list[Cell]:
+def missing_cells(cells: Sequence[Cell], records: dict[str, JsonObject], *, timing: bool = False) -> list[Cell]:
     """Cells without a record; in timing mode, without trusted times of this machine."""
     if timing:
         return [cell for cell in cells if f"{cell.key}.timing-{machine.fingerprint()}" not in records]
@@ -222,7 +222,7 @@ def missing_cells(cells: Sequence[Cell], records: dict[str, Document], *, timing
     return [cell for cell in cells if cell.key not in there]
 
 
-def changed_code(cells: Sequence[Cell], records: Iterable[Document]) -> list[str]:
+def changed_code(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list[str]:
     """A line for every item whose code is another one than when some records were made, though its version is not."""
     keys = {cell.key for cell in cells}
     others = [record["cell"] for record in records if record["key"] not in keys]
@@ -258,9 +258,9 @@ def run_cells(
     dask: str | None = None,
     isolated: bool = False,
     limits: Limits | None = None,
-    on_record: Callable[[Document], None] | None = None,
+    on_record: Callable[[JsonObject], None] | None = None,
     on_look: Callable[[list[Underway]], None] | None = None,
-) -> list[Document]:
+) -> list[JsonObject]:
     """Run cells and store each as it finishes.
 
     Parameters
@@ -290,7 +290,7 @@ def run_cells(
     if timing:  # a time that is trusted can also be judged
         for backend in sorted({cell.backend for cell in cells}):
             ceilings(backend, threads)
-    source: Iterator[Document]
+    source: Iterator[JsonObject]
     claims = None
     if dask is not None:
         source = on_dask(cells, dask, threads, registry, limits)
@@ -298,7 +298,7 @@ def run_cells(
         source = (run_cell(cell, timing=timing, threads=threads, registry=registry) for cell in cells)
     else:
         claims = None if timing else Claims(store.folder)
-        how: Document = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look}
+        how: JsonObject = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look}
         source = in_processes(cells, max(1, workers), threads, registry, **how)
     records = []
     for record in source:
@@ -312,7 +312,7 @@ def run_cells(
     return records
 
 
-def shared_document(suite: Suite) -> Document:
+def shared_document(suite: Suite) -> JsonObject:
     """What ``run.json`` holds."""
     return {
         "suite": suite.name,

@@ -34,7 +34,7 @@ from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Start
 
 __all__ = ["INFORMED_OVERLAP", "is_user_interrupt", "lost_record", "run_cell"]
@@ -45,7 +45,7 @@ MOST_TRIES = 6
 """Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""
 
 
-def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> Document:
+def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> JsonObject:
     """Run one cell and report whatever happens: a record always comes back.
 
     Parameters
@@ -96,7 +96,7 @@ def is_user_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
-def _record(cell: Cell, found: Document, threads: int, started: float, *, timing: bool) -> Document:
+def _record(cell: Cell, found: JsonObject, threads: int, started: float, *, timing: bool) -> JsonObject:
     """The whole record, as plain values; ValueError if a plugin has put into it what a record cannot hold."""
     timed = "timing" in found
     ends = {
@@ -111,16 +111,16 @@ def _record(cell: Cell, found: Document, threads: int, started: float, *, timing
         "total_seconds": time.time() - started,
     }
     record = _of_cell(cell, {**found, "timing": ends})
-    whole: Document = plain(record)
+    whole: JsonObject = plain(record)
     check_types(whole)
     return whole | {"cell": record["cell"]}
 
 
-def _of_cell(cell: Cell, found: Document) -> Document:
+def _of_cell(cell: Cell, found: JsonObject) -> JsonObject:
     return new_record(cell.identity(), cell.problem_label, cell.algorithm_label, found)
 
 
-def lost_record(cell: Cell, threads: int, reason: str) -> Document:
+def lost_record(cell: Cell, threads: int, reason: str) -> JsonObject:
     """The record of a cell whose process ended before it could report."""
     timing = {"trusted": False, "machine": machine.fingerprint(), "threads": threads}
     return _of_cell(cell, {"status": Status.FAILED.value, "reason": reason, "timing": timing})
@@ -132,7 +132,7 @@ def _different(lines: list[str]) -> list[str]:
     return found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
 
 
-def _run(cell: Cell, registry: Registry, timing: bool) -> Document:
+def _run(cell: Cell, registry: Registry, timing: bool) -> JsonObject:
     """What a record says of a run, or of a cell that the algorithm refuses."""
     problem, algorithm = cell.rebuild(registry)
     if reason := refusal(algorithm, problem):

@@ -25,7 +25,7 @@ from smimbench.run.processes import cell_task, check_record_of, record_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Cell
 
@@ -44,7 +44,7 @@ DEVICES = ("cupy",)
 
 def on_dask(
     cells: Sequence[Cell], address: str, threads: int, registry: Registry, limits: Limits | None = None
-) -> Iterator[Document]:
+) -> Iterator[JsonObject]:
     """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere, and is a failed cell in the end.
 
     Raises
@@ -131,7 +131,7 @@ class _Watch:
         """What to raise when the scheduler does not answer."""
         return BackendError(f"dask: the scheduler at {self._address} is gone; what was finished is kept")
 
-    def workers(self) -> Document | None:
+    def workers(self) -> JsonObject | None:
         """The workers that the scheduler knows; None if it does not answer."""
         if self._client.status != "running":
             return None
@@ -153,7 +153,7 @@ class _Watch:
             raise BackendError(f"dask: {what} at {self._address} for {PATIENCE:.0f} s; what was finished is kept")
 
 
-def _checked(record: Any, cell: Cell, threads: int) -> Document:
+def _checked(record: Any, cell: Cell, threads: int) -> JsonObject:
     """What a worker sent, if it is a record of the cell."""
     try:
         check_record_of(cell, record)
@@ -172,7 +172,7 @@ def _work_anywhere(
     version: str | None,
     limits: Limits,
     run: str,
-) -> Document:
+) -> JsonObject:
     here = machine.versions().get("smimbench")
     if here != version:
         return lost_record(cell, threads, f"the worker has smimbench {here}, the client {version}; install the same")

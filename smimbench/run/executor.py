@@ -33,7 +33,7 @@ from smimbench.run.worker import HEAD, send
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
 
 __all__ = ["Ended", "Executor", "Limits", "Task", "Underway"]
 
@@ -90,7 +90,7 @@ class Task:
     arguments: tuple[Any, ...]
     distributions: frozenset[str]
     accept: Callable[[Any], None] = lambda answer: None
-    on_event: Callable[[Document], None] = lambda event: None
+    on_event: Callable[[JsonObject], None] = lambda event: None
     chances: int = 1
     timeout: float | None = None
     patience: float | None = None
@@ -102,7 +102,7 @@ class Ended(NamedTuple):
 
     task: Task
     output: str
-    event: Document | None = None
+    event: JsonObject | None = None
     reason: str = ""
     status: Status | None = None
 
@@ -232,7 +232,7 @@ class _Worker:
         self,
         registry: Any,
         distributions: frozenset[str],
-        setup: Document,
+        setup: JsonObject,
         events: queue.Queue[tuple[_Worker, bytes | None]],
     ) -> None:
         self.distributions = distributions

@@ -23,7 +23,7 @@ from smimbench.suite.overrides import selects
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Array
     from smimbench.problem.instance import Instance
     from smimbench.suite.cells import ProblemPlan, Suite
@@ -54,7 +54,7 @@ class Point:
     dimension: int
     replicate: int
 
-    def describe(self) -> Document:
+    def describe(self) -> JsonObject:
         """The point as plain data, enough to find it again."""
         return {
             "problem": self.plan.problem.spec,
@@ -102,7 +102,7 @@ def draw(suite: Suite, point: Point) -> Instance:
     )
 
 
-def write_instance(suite: Suite, point: Point, output: Path) -> Document:
+def write_instance(suite: Suite, point: Point, output: Path) -> JsonObject:
     """Write inputs, labels and a JSON description to an ``.npz``; the teacher stays hidden.
 
     Returns
@@ -168,7 +168,7 @@ def _estimate_in(path: Path, shape: tuple[int, ...]) -> Array:
         return np.asarray(arrays["estimate"], dtype=np.float64)
 
 
-def score_record(suite: Suite, point: Point, estimate: Array, label: str, path: Path) -> Document:
+def score_record(suite: Suite, point: Point, estimate: Array, label: str, path: Path) -> JsonObject:
     """A record like that of a cell, for an estimate from elsewhere: no clock ran, and nothing was seen on the way.
 
     Raises
@@ -194,7 +194,7 @@ def score_record(suite: Suite, point: Point, estimate: Array, label: str, path: 
     return new_record(cell, point.plan.label, label, found)
 
 
-def _identity(suite: Suite, point: Point) -> Document:
+def _identity(suite: Suite, point: Point) -> JsonObject:
     """The part of a cell's identity that says which instance it is."""
     return {
         "problem": point.plan.problem.spec,
@@ -211,7 +211,7 @@ def scores_of(store: Store) -> Store:
     return Store(store.folder / "scored")
 
 
-def keep_scores(store: Store, records: Sequence[Document]) -> None:
+def keep_scores(store: Store, records: Sequence[JsonObject]) -> None:
     """Keep scores next to the cells of a suite; an earlier estimate under the same label of the same instance is set aside.
 
     Raises
@@ -227,10 +227,10 @@ def keep_scores(store: Store, records: Sequence[Document]) -> None:
     scores.sync()
 
 
-def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Document]]:
+def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[JsonObject]]:
     """Points of a suite, as its ``--only`` conditions leave them, that were scored, and the record of each."""
     wanted = [value for key, value in suite.only if key == "algorithm"]
-    by_instance: dict[str, list[Document]] = {}
+    by_instance: dict[str, list[JsonObject]] = {}
     for record in scores_of(store).load().values():
         if not wanted or record["algorithm"] in wanted:
             by_instance.setdefault(_instance_name(record["cell"]), []).append(record)

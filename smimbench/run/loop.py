@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from smimbench.backend.device import Backend
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Array, Data, Info
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
@@ -112,12 +112,12 @@ class LoopResult:
     iterations: int
     clock: Clock
     trajectory: dict[str, list[Any]]
-    final: Document
+    final: JsonObject
     warnings: list[str]
     estimate: Array
     V: Array | None
     broken_claim: bool
-    start: Document
+    start: JsonObject
     blank: dict[str, str]
     restarts: int = 0
     restart_reason: str | None = None
@@ -267,7 +267,7 @@ class _Run:
         )
 
 
-def _findings(given: Document) -> tuple[dict[str, list[float | None]], list[str]]:
+def _findings(given: JsonObject) -> tuple[dict[str, list[float | None]], list[str]]:
     """What an algorithm found besides its estimate, and what of it cannot be kept: a plugin may hand in anything."""
     kept: dict[str, list[float | None]] = {}
     remarks = []

@@ -13,7 +13,7 @@ from smimbench.run.record import check_types
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.registry.registry import Registry
     from smimbench.run.claims import Claims
     from smimbench.run.executor import Underway
@@ -32,7 +32,7 @@ def in_processes(
     limits: Limits | None = None,
     claims: Claims | None = None,
     on_look: Callable[[list[Underway]], None] | None = None,
-) -> Iterator[Document]:
+) -> Iterator[JsonObject]:
     """Run cells in so many processes at a time; records come as they end.
 
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_look`` is told
@@ -77,10 +77,10 @@ def check_record_of(cell: Cell, record: Any) -> None:
     check_types(record)
 
 
-def record_of(ended: Ended, threads: int) -> Document:
+def record_of(ended: Ended, threads: int) -> JsonObject:
     """The record of a cell, whatever became of its process."""
     if ended.event is not None and "answer" in ended.event:
-        record: Document = ended.event["answer"]
+        record: JsonObject = ended.event["answer"]
     else:
         times = f" {ended.task.lost} times" if ended.task.lost > 1 else ""
         reason = ended.reason if ended.status else f"the worker process died{times}: {ended.reason}"

@@ -12,7 +12,7 @@ from smimbench.backend.arrays import read_together
 from smimbench.interfaces import Info
 
 if TYPE_CHECKING:
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Array
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
@@ -53,7 +53,7 @@ class Readings:
         self.divergence = self._divergence(residual, found)
         return self.latest
 
-    def _divergence(self, residual: float, found: Document) -> str:
+    def _divergence(self, residual: float, found: JsonObject) -> str:
         finite = ("predicted_overlap", "self_overlap", "squared_step")
         unfinite = [name for name in finite if not np.isfinite(found.get(name, 0.0)).all()]
         if not math.isfinite(residual):
@@ -70,7 +70,7 @@ class Readings:
             return []
         return [f"posterior integrals were accurate to {self._coarsest:.0e} of their width only"]
 
-    def final(self) -> Document:
+    def final(self) -> JsonObject:
         """Last readings, as a record has them."""
         kept = {name: value.tolist() for name in READINGS if (value := getattr(self.latest, name)) is not None}
         return {"residual": self.latest.residual, **kept}

@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Field
 
 from smimbench.backend import machine
-from smimbench.files import Document, plain_value, printable
+from smimbench.files import JsonObject, plain_value, printable
 from smimbench.suite.cells import key_of
 
 __all__ = [
@@ -108,9 +108,9 @@ class SharedDocument(_Open):
     text: str
     overrides: list[str] = []
     only: list[str] = []
-    run: Document = {}
+    run: JsonObject = {}
     versions: dict[str, str] = {}
-    machine: Document = {}
+    machine: JsonObject = {}
     fingerprint: str = ""
     git_commit: str | None = None
     written: float | int = 0
@@ -152,21 +152,21 @@ class Record(_Open):
         ),
     ] = None
     timing: Timing
-    machine: Annotated[Document, Field(default_factory=dict)]
+    machine: Annotated[JsonObject, Field(default_factory=dict)]
     versions: Annotated[dict[str, str], Field(default_factory=dict)]
     digest: Annotated[
         str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the canonical JSON of all other fields.")
     ]
 
 
-def new_record(cell: Document, problem: str, algorithm: str, found: Document) -> Document:
+def new_record(cell: JsonObject, problem: str, algorithm: str, found: JsonObject) -> JsonObject:
     """What was found of a cell, given by its identity and labels, with what all records begin and end with."""
     record = {"key": key_of(cell), "cell": cell, "problem": problem, "algorithm": algorithm, **found}
     record.setdefault("metrics", {})
     return record | {"machine": machine.machine_info(), "versions": machine.versions()}
 
 
-def record_schema() -> Document:
+def record_schema() -> JsonObject:
     """JSON Schema of a record."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Record.model_json_schema()}
 
@@ -187,7 +187,7 @@ def check_record(record: Any, digests: bool = True) -> None:
         raise ValueError("changed after it was written (its key is not that of the cell that it describes)")
 
 
-def check_types(record: Document) -> None:
+def check_types(record: JsonObject) -> None:
     """Raise ValueError unless all fields have the types of a record; ``format`` and ``digest`` may still be missing."""
     check_model(Record, {"format": FORMAT, "digest": "0" * 64, **record}, "a record of smimbench")
 
@@ -212,19 +212,19 @@ def _short(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:56]}..."
 
 
-def digest_of(document: Document) -> str:
+def digest_of(document: JsonObject) -> str:
     """SHA-256 of a document without its digest, as JSON with sorted keys; numbers that are none are allowed."""
     body = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), default=plain_value)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sealed(document: Document) -> Document:
+def sealed(document: JsonObject) -> JsonObject:
     """A document with its digest."""
     return {**document, "digest": digest_of(document)}
 
 
-def text_of(record: Document) -> str:
+def text_of(record: JsonObject) -> str:
     """A record as its file holds it, to the last byte."""
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 

@@ -18,7 +18,7 @@ from smimbench.run.store import Store
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.suite.cells import Suite
 
 __all__ = ["Settings", "options_of", "settings_folder", "settings_of_suite", "settings_under", "why_none", "words_of"]
@@ -32,7 +32,7 @@ class Settings:
 
     folder: Path
     store: Store
-    shared: Document
+    shared: JsonObject
 
     @property
     def suite(self) -> str:

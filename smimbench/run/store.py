@@ -24,7 +24,7 @@ from smimbench.run.record import FORMAT, SharedDocument, check_model, check_reco
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Array
 
     Columns = dict[str, Array]
@@ -54,7 +54,7 @@ class Store:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def write(self, record: Document) -> Path:
+    def write(self, record: JsonObject) -> Path:
         """Store one record; a long trajectory goes to an ``.npz`` next to it, first, so that the record is never short."""
         record = {"format": FORMAT, **plain(record)}
         name = _file_stem(record)
@@ -75,11 +75,11 @@ class Store:
         """Make the names of all records durable; after a power cut before this, the latest cells just run again."""
         sync_folder(self.folder)
 
-    def write_shared(self, document: Document) -> None:
+    def write_shared(self, document: JsonObject) -> None:
         """Write ``run.json``: what all cells share."""
         write_atomically(self.folder / "run.json", text_of(sealed(plain(document))).encode())
 
-    def read_shared(self) -> Document:
+    def read_shared(self) -> JsonObject:
         """Read ``run.json``; empty if there is none, or (with a complaint) if it cannot be trusted."""
         try:
             return self.check_shared()
@@ -89,7 +89,7 @@ class Store:
             self.complaints.append(f"{self.folder / 'run.json'}: {error}; not used")
         return {}
 
-    def check_shared(self) -> Document:
+    def check_shared(self) -> JsonObject:
         """Read ``run.json``.
 
         Raises
@@ -99,7 +99,7 @@ class Store:
         ValueError
             If it was changed after it was written, or is something else.
         """
-        found: Document = read_json(self.folder / "run.json")
+        found: JsonObject = read_json(self.folder / "run.json")
         if not isinstance(found, dict) or "digest" not in found:
             raise ValueError("not a run.json of smimbench")
         if digest_of(found) != found.pop("digest"):
@@ -110,7 +110,7 @@ class Store:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def load(self, *, set_aside: bool = False, compact: bool = False, digests: bool = True) -> dict[str, Document]:
+    def load(self, *, set_aside: bool = False, compact: bool = False, digests: bool = True) -> dict[str, JsonObject]:
         """All records that can be trusted, by file stem.
 
         Parameters
@@ -123,8 +123,8 @@ class Store:
             False for a dry run, which uses no number that a table shows: digests are not checked, trajectories are dropped.
         """
         self.complaints = []
-        records: dict[str, Document] = {}
-        known: Document = {}
+        records: dict[str, JsonObject] = {}
+        known: JsonObject = {}
         if not self.folder.is_dir():
             return records
         collecting = gc.isenabled()
@@ -144,8 +144,8 @@ class Store:
                 gc.enable()
         return records
 
-    def _read(self, path: Path, digests: bool = True) -> Document:
-        record: Document = read_json(path)
+    def _read(self, path: Path, digests: bool = True) -> JsonObject:
+        record: JsonObject = read_json(path)
         check_record(record, digests)
         if not digests:
             record.pop("trajectory", None)
@@ -153,7 +153,7 @@ class Store:
             raise ValueError("renamed: its name is not the key of its cell")
         return record
 
-    def trajectory(self, record: Document) -> Columns | None:
+    def trajectory(self, record: JsonObject) -> Columns | None:
         """Trajectory of a record, from its ``.npz`` if it is long; None (and a complaint) if that file is not right."""
         found = record.get("trajectory")
         if not found:
@@ -194,17 +194,17 @@ class Store:
         return target
 
 
-def _file_stem(record: Document) -> str:
+def _file_stem(record: JsonObject) -> str:
     """The cell's key; timings that may be trusted are a file of their own per machine."""
     timing = record.get("timing") or {}
     suffix = f".timing-{timing['machine']}" if timing.get("trusted") else ""
     return f"{record['key']}{suffix}"
 
 
-def _compacted(record: Document, known: Document) -> Document:
+def _compacted(record: JsonObject, known: JsonObject) -> JsonObject:
     """A record for ``load(compact=True)``; ``known`` is what earlier ones have in common with it."""
 
-    def shared(table: Document) -> Document:
+    def shared(table: JsonObject) -> JsonObject:
         return {known.setdefault(key, key): value for key, value in table.items()}
 
     found = shared(record) | {name: shared(record[name]) for name in ("cell", "metrics", "timing")}
@@ -218,7 +218,7 @@ def _compacted(record: Document, known: Document) -> Document:
     return found
 
 
-def _check_columns(arrays: Columns, metrics: Document) -> None:
+def _check_columns(arrays: Columns, metrics: JsonObject) -> None:
     """Raise ValueError unless these are the columns of a trajectory."""
     if not len(arrays.get("iteration", ())):
         raise ValueError("has no iterations")
@@ -231,12 +231,12 @@ def _check_columns(arrays: Columns, metrics: Document) -> None:
             raise ValueError("has another number of components than its record")
 
 
-def _from_lists(found: Document) -> Columns:
+def _from_lists(found: JsonObject) -> Columns:
     """Columns as arrays; null is not-a-number."""
     return {key: np.asarray(values, dtype=float) for key, values in found.items()}
 
 
-def _unpacked_npz(path: Path, found: Document) -> Columns:
+def _unpacked_npz(path: Path, found: JsonObject) -> Columns:
     """Arrays of an ``.npz``, if it is the file that was written and does not unpack to more than memory should hold."""
     if path.exists() and not path.is_file():
         raise ValueError("is not in an ordinary file")

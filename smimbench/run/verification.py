@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Cell, Suite
@@ -138,10 +138,10 @@ def stored_theory(suite: Suite, folder: Path, registry: Registry, *, solve: bool
 class _Stored(NamedTuple):
     path: Path
     kind: str
-    document: Document
+    document: JsonObject
 
 
-def _is_named_by_its_question(path: Path, kind: str, document: Document) -> bool:
+def _is_named_by_its_question(path: Path, kind: str, document: JsonObject) -> bool:
     """Whether an answer of this version has the name of its question; False for one of an older version.
 
     Raises
@@ -173,14 +173,14 @@ def _solve_again(
     fresh = GuardedTheory()
     alphas = sorted({float(one.document["alpha"]) for one in stored if one.kind == "point"})
 
-    def own(document: Document) -> Any:
+    def own(document: JsonObject) -> Any:
         _, (spec, dimension, start, starts, iterations, _, trajectory), *_ = document["problem"]
         overlaps = tuple(Overlaps(*one) for one in starts)
         conditions = Conditions(dimension, start, overlaps, iterations, trajectory=trajectory)
         return fresh.own(problem, build_algorithm(spec, problem, registry), spec, document["alpha"], conditions)
 
     known = Evaluations.of(problem).known
-    solvers: dict[str, Callable[[Document], Any]] = {
+    solvers: dict[str, Callable[[JsonObject], Any]] = {
         "point": lambda document: fresh.points(problem, alphas)[alphas.index(document["alpha"])],
         "thresholds": lambda document: fresh.thresholds(problem),
         "curve": lambda document: fresh.curve(problem, document["alpha"]),
@@ -204,7 +204,7 @@ def _solve_again(
     return missed
 
 
-def _unlike(path: Path, document: Document, new: Any) -> list[str]:
+def _unlike(path: Path, document: JsonObject, new: Any) -> list[str]:
     """In what a stored answer differs from one that was found now, in words."""
     new = json.loads(document_text(new))
     here = document.get("machine") == machine.fingerprint() and document.get("versions") == machine.versions()
@@ -238,7 +238,7 @@ def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int
     return found
 
 
-def untimed(cells: Iterable[Cell], threads: int, registry: Registry) -> Iterator[tuple[Cell, Document]]:
+def untimed(cells: Iterable[Cell], threads: int, registry: Registry) -> Iterator[tuple[Cell, JsonObject]]:
     """Cells with their records, run again without a time limit, which a busy machine would reach earlier."""
     free = [(replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell) for cell in cells]
     again = {one.key: cell for one, cell in free}
@@ -246,7 +246,7 @@ def untimed(cells: Iterable[Cell], threads: int, registry: Registry) -> Iterator
         yield again[record["key"]], record
 
 
-def _timeless(record: Document) -> Document:
+def _timeless(record: JsonObject) -> JsonObject:
     """What of a record does not come from a clock or a place."""
     names = ("status", "metrics", "samples", "sample_ratio", "iterations", "restarts", "final", "blank")
     return json.loads(json.dumps({name: record.get(name) for name in names}))  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.files import Document
+    from smimbench.files import JsonObject
 
 __all__ = ["HEAD", "main", "send"]
 
@@ -38,7 +38,7 @@ def send(stream: IO[bytes], data: bytes) -> None:
 def main() -> None:
     """Do tasks until the parent closes the pipe: the boundary at which errors of plugins become answers."""
     inbox, target = _begin()
-    setup: Document = json.loads(inbox.get())
+    setup: JsonObject = json.loads(inbox.get())
 
     from smimbench.files import error_line, plain_value
     from smimbench.registry.registry import Registry, set_registry
@@ -51,7 +51,7 @@ def main() -> None:
     def tell(**event: Any) -> None:
         send(target, json.dumps(event, default=plain_value).encode())
 
-    def cell(one: Any) -> Document:
+    def cell(one: Any) -> JsonObject:
         from smimbench.run.cell import run_cell
 
         return run_cell(one, timing=setup["timing"], threads=setup["threads"], registry=registry)
