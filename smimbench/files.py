@@ -8,8 +8,6 @@ import os
 import re
 import stat
 import time
-import traceback
-import uuid
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -117,6 +115,8 @@ def suggestion(word: str, known: Iterable[Any], shown: int = 40) -> str:
 
 def error_place(error: BaseException) -> str:
     """File and line of an error: the last ones outside of libraries, or the last of all."""
+    import traceback
+
     frames = traceback.extract_tb(error.__traceback__)
     engine = str(Path(__file__).resolve().parent)
     own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((engine, "<"))]
@@ -157,7 +157,7 @@ def write_atomically(path: Path, data: bytes | Callable[[IO[bytes]], object], *,
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
         try:
             with open(temporary, "wb") as file:
                 if callable(data):
@@ -182,7 +182,7 @@ def check_writable(path: Path) -> None:
     ------
     StoreError
     """
-    trial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    trial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     write_atomically(trial, b"", durable_name=False)
     trial.unlink(missing_ok=True)
 

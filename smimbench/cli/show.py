@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -191,6 +190,8 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[dict[str, Any]
 @command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)
 def report(request: Request, output: Path) -> int:
     """One self-contained HTML page: tables, figures, machine, suite."""
+    import tempfile
+
     from smimbench.files import check_writable, write_atomically
     from smimbench.report.page import NEEDS, render_page
     from smimbench.run.store import Store
