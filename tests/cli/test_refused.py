@@ -39,6 +39,15 @@ REFUSED = [
     ("compare {results} {folder}", "not a results folder (it has no readable run.json), and no packed results"),
     ("score {suite} --estimate {tmp}/other.npz", "other.npz"),
     ("run {tmp}/theory_only.toml", "algorithms: is empty"),
+    # packages that cannot be written
+    ("new channel softmax", "channel 'softmax' is taken by package 'smimbench'"),
+    ("new algorithm channels", "a Python package smimbench_channels is installed already"),
+    ("new prior 'My Own'", "'my-own' would do"),
+    ("new prior 2fast", "must be lower-case letters"),
+    ("new prior ../up", "cannot be a name"),
+    ("new prior ''", "cannot be a name"),
+    ("new model mine", "'model' is not one of"),
+    ("new channel mine --output {tmp}/file/mine", "cannot be written"),
     # where nothing can be written
     *((f"{verb} --output {{suite}}", "is the suite itself") for verb in WRITE),
     *((f"{verb} --output ''", "must name what to write") for verb in WRITE),

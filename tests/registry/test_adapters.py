@@ -178,9 +178,7 @@ def test_randomness_is_that_of_the_run(little):
     [(np.zeros(40), "shape of the signal"), ("words", "must return an array of numbers"), (None, "shape|numbers")],
 )
 def test_what_is_no_estimate_is_refused(little, returned, message):
-    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, "noisy-sign", "rademacher")
-    instance = problem.instance(1.0, 40)
-    data = Data(instance.inputs, instance.labels, instance.sample_ratio)
+    problem, _, data = small_problem()
 
     def wrong(data):
         return returned

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 
 import pytest
 
-from smimbench import hookspecs
-from smimbench.registry.registry import BUILT_IN, KINDS, Registry, RegistryError, get_registry, set_registry
+from smimbench.registry.registry import BUILT_IN, Registry, RegistryError, get_registry, set_registry
 from tests.helpers import CHANNEL, importable, install_package
 
 
@@ -63,14 +61,6 @@ def test_the_same_name_may_serve_different_models():
     assert "sequence-multi-index" in str(caught.value)
 
 
-def test_every_hook_is_documented_and_belongs_to_a_kind():
-    hooks = {name for name in dir(hookspecs) if name.startswith("smimbench_")}
-    assert hooks == {f"smimbench_register_{kind}s" for kind in KINDS}
-    for name in hooks:
-        assert len(inspect.getdoc(getattr(hookspecs, name))) > 40
-        assert name in hookspecs.__all__
-
-
 def test_without_installation_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
     with pytest.raises(RegistryError, match="pip install"):
@@ -87,14 +77,6 @@ def test_an_installed_package_is_found_and_named(site):
     assert (plugin.status, plugin.distribution, plugin.version) == ("loaded", "my-channels", "3.4")
     assert registry.get("channel", "twice", "sequence-multi-index").distribution == "my-channels"
     assert registry.get("channel", "my-channels:twice").item.__name__ == "Twice"
-
-
-def test_installed_packages_can_be_left_out(site):
-    install_package(site, "my-channels", {"my_channels": CHANNEL})
-    registry = Registry(third_party=False)
-    assert {plugin.distribution for plugin in registry.plugins} == {BUILT_IN}
-    with pytest.raises(RegistryError, match="unknown channel 'twice'"):
-        registry.get("channel", "twice", "sequence-multi-index")
 
 
 BROKEN = {
@@ -162,53 +144,46 @@ def test_a_name_claimed_by_two_packages_needs_the_long_form(site):
     assert "'first-pack' and 'second-pack'" in plugin.problems[0]
 
 
-def test_a_package_cannot_take_a_built_in_name(site):
+def test_a_package_cannot_take_a_built_in_name_and_may_share_one_with_another_model(site):
     install_package(site, "thief", {"thief": CHANNEL.replace('"twice"', '"linear"')})
+    install_package(site, "first-pack", {"first_mod": CHANNEL})
+    install_package(site, "other", {"other_mod": CHANNEL.replace("sequence-multi-index", "attention-indexed")})
     registry = Registry()
     assert registry.get("channel", "linear", "sequence-multi-index").distribution == BUILT_IN
+    assert registry.get("channel", "smimbench:linear", "sequence-multi-index").distribution == BUILT_IN
     assert registry.get("channel", "thief:linear", "sequence-multi-index").distribution == "thief"
     (problem,) = plugin_of(registry, "thief").problems
-    assert "'smimbench' and 'thief'" in problem
-    assert "thief:linear" in problem
-
-
-def test_the_same_name_for_another_model_is_no_clash(site):
-    other = CHANNEL.replace("sequence-multi-index", "attention-indexed")
-    install_package(site, "first-pack", {"first_mod": CHANNEL})
-    install_package(site, "second-pack", {"second_mod": other})
-    registry = Registry()
-    assert not plugin_of(registry, "second_mod").problems
-    assert registry.get("channel", "twice", "attention-indexed").distribution == "second-pack"
+    assert "'smimbench' and 'thief'; write thief:linear to use this one" in problem
+    assert not plugin_of(registry, "other_mod").problems
+    assert registry.get("channel", "twice", "attention-indexed").distribution == "other"
+    entries = registry.entries("channel")
+    assert [entry.distribution for entry in entries].index("first-pack") > max(
+        i for i, entry in enumerate(entries) if entry.distribution == BUILT_IN
+    )
+    assert all(entry.summary for entry in entries)
 
 
 # -- drop-ins -----------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_enough(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(CHANNEL)
-    registry = Registry([str(file)])
-    assert plugin_of(registry, "mine").origin == str(file)
-    assert registry.get("channel", "twice", "sequence-multi-index").item(gain=5.0).gain == 5.0
-    assert registry.get("channel", "mine:twice").distribution == "mine"
-
-
-def test_a_folder_of_files_loads_each_by_itself(tmp_path):
-    (tmp_path / "good.py").write_text(CHANNEL)
+def test_files_folders_and_packages_are_loaded_unless_third_parties_are_shut_out(site, tmp_path):
+    (tmp_path / "mine.py").write_text(CHANNEL)
     (tmp_path / "bad.py").write_text("1 / 0")
-    registry = Registry([str(tmp_path)])
-    assert plugin_of(registry, "good").status == "loaded"
-    assert plugin_of(registry, "bad").problems == ["ZeroDivisionError: division by zero"]
-
-
-def test_a_package_folder_may_import_from_itself(tmp_path):
     package = tmp_path / "pack"
     package.mkdir()
-    (package / "_parts.py").write_text(CHANNEL)
+    (package / "_parts.py").write_text(CHANNEL.replace('"twice"', '"thrice"'))
     (package / "__init__.py").write_text("from ._parts import smimbench_register_channels\n")
-    registry = Registry([str(package)])
-    assert plugin_of(registry, "pack").status == "loaded", plugin_of(registry, "pack").problems
-    assert registry.get("channel", "pack:twice")
+    install_package(site, "my-channels", {"my_channels": CHANNEL.replace('"twice"', '"again"')})
+    registry = Registry([str(tmp_path / "mine.py")])
+    assert plugin_of(registry, "mine").origin == str(tmp_path / "mine.py")
+    assert registry.get("channel", "twice", "sequence-multi-index").item(gain=5.0).gain == 5.0
+    assert registry.get("channel", "mine:twice").distribution == "mine"
+    registry = Registry([str(tmp_path), str(package)])
+    assert [plugin_of(registry, name).status for name in ("mine", "pack", "bad")] == ["loaded", "loaded", "failed"]
+    assert plugin_of(registry, "bad").problems == ["ZeroDivisionError: division by zero"]
+    assert registry.get("channel", "pack:thrice")
+    registry = Registry([str(tmp_path)], third_party=False)
+    assert {plugin.distribution for plugin in registry.plugins} == {BUILT_IN}
 
 
 @pytest.mark.parametrize("make", [None, "folder"])
@@ -219,12 +194,6 @@ def test_a_path_that_leads_nowhere_is_reported(tmp_path, make):
     plugin = plugin_of(Registry([str(path)]), "nothing")
     assert plugin.failed
     assert str(path) in plugin.problems[0]
-
-
-def test_no_plugins_means_no_drop_ins_either(tmp_path):
-    (tmp_path / "mine.py").write_text(CHANNEL)
-    registry = Registry([str(tmp_path)], third_party=False)
-    assert {plugin.distribution for plugin in registry.plugins} == {BUILT_IN}
 
 
 def test_the_environment_names_drop_ins(tmp_path, monkeypatch):
@@ -242,18 +211,6 @@ def test_the_environment_names_drop_ins(tmp_path, monkeypatch):
         assert not {entry.name for entry in get_registry().entries("channel")} & {"twice", "thrice"}
     finally:
         set_registry(None)
-
-
-def test_loading_can_be_watched(tmp_path):
-    (tmp_path / "good.py").write_text(CHANNEL)
-    (tmp_path / "bad.py").write_text("1 / 0")
-    lines: list[str] = []
-    Registry([str(tmp_path)], trace=lines.append)
-    text = "\n".join(lines)
-    assert f"loading good of good from {tmp_path / 'good.py'}" in text
-    assert "  channel twice" in lines
-    assert "  ZeroDivisionError: division by zero" in lines
-    assert "  model attention-indexed" in lines
 
 
 # -- asking -------------------------------------------------------------------------------------------------------
@@ -274,18 +231,6 @@ def test_a_wrong_name_is_answered_with_what_would_be_right(kind, name, model, wo
         Registry(third_party=False).get(kind, name, model)
     for word in words:
         assert word in str(caught.value)
-
-
-def test_the_long_form_of_a_built_in_name():
-    assert Registry(third_party=False).get("algorithm", "smimbench:gamp").name == "gamp"
-
-
-def test_entries_have_a_summary_and_built_in_ones_come_first(tmp_path):
-    (tmp_path / "mine.py").write_text(CHANNEL)
-    entries = Registry([str(tmp_path)]).entries("channel")
-    assert entries[-1].summary == "Labels are the latents, doubled."
-    assert [entry.distribution for entry in entries].index("mine") == len(entries) - 1
-    assert all(entry.summary for entry in entries)
 
 
 @pytest.mark.parametrize(
