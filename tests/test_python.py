@@ -75,5 +75,5 @@ def test_a_part_is_run_and_its_progress_shown(tmp_path, capsys):
 
 def test_a_problem_shows_itself_in_a_notebook():
     text = attention(rho=0.25)._repr_html_()
-    for words in ("attention-indexed", "softmax", "rho = 0.25"):
+    for words in ("attention-indexed", "softmax", "rho=0.25"):
         assert words in text

@@ -98,34 +98,34 @@ class Instance:
         Parameters
         ----------
         broken : dict or None
-            Takes up the metrics that raise, with what they raise, and leaves out those that it has; None lets them raise.
+            Takes up the metrics that raise, with what they raise; those that it has are left out.
 
         Raises
         ------
         ValueError
             If the estimate does not have the shape of the signal.
         """
-        claims = self.claims(estimate)
-        found: dict[str, list[float]] = {}
-        for name, metric in trajectory_metrics(self.problem.model.name).items():
-            if broken is None:
-                found[name] = metric.measure(self, estimate, claims)
-            elif name not in broken:
-                values = self._measured(metric, estimate, claims)
-                if isinstance(values, str):
-                    broken[name] = values
-                else:
-                    found[name] = values
-        return found
+        broken = {} if broken is None else broken
+        found = trajectory_metrics(self.problem.model.name)
+        wanted = {name: metric for name, metric in found.items() if name not in broken}
+        values, blank = self._measured(wanted, estimate, self.claims(estimate))
+        broken |= blank
+        return values
 
-    def _measured(self, metric: Any, estimate: Array, claims: Claims) -> list[float] | str:
-        """The numbers of a metric, or in words why there are none."""
-        try:
-            return [float(value) for value in metric.measure(self, estimate, claims)]
-        except NotMeasured as reason:
-            return printable(reason)
-        except Exception as error:  # a plugin may raise anything; the other metrics are none of its business
-            return error_line(error)
+    def _measured(
+        self, metrics: dict[str, Any], estimate: Array, claims: Claims
+    ) -> tuple[dict[str, list[float]], dict[str, str]]:
+        """The numbers of metrics, and in words why there are none of others."""
+        values: dict[str, list[float]] = {}
+        blank: dict[str, str] = {}
+        for name, metric in metrics.items():
+            try:
+                values[name] = [float(value) for value in metric.measure(self, estimate, claims)]
+            except NotMeasured as reason:
+                blank[name] = printable(reason)
+            except Exception as error:  # a plugin may raise anything; the other metrics are none of its business
+                blank[name] = error_line(error)
+        return values, blank
 
     def overlaps(self, estimate: Array) -> Overlaps:
         """Overlap matrices (P, P) of an estimate of the signal's shape, on the host, the symmetry not removed."""
@@ -157,16 +157,9 @@ class Instance:
             return {}, {}, []
         estimate = np.asarray(to_host(estimate), dtype=float)
         claims = self.claims(estimate, None if V is None else np.asarray(to_host(V), dtype=float))
-        values: dict[str, list[float]] = {}
-        blank: dict[str, str] = {}
-        for name in (written.partition("@")[0] for written in names):
-            metric = find_metric(name, self.problem.model.name)
-            measured = self._measured(metric, estimate, claims)
-            if isinstance(measured, str):
-                blank[name] = measured
-            else:
-                values[name] = measured
-        return values, blank, claims.remarks
+        model = self.problem.model.name
+        metrics = {name: find_metric(name, model) for name in (written.partition("@")[0] for written in names)}
+        return *self._measured(metrics, estimate, claims), claims.remarks
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
         """What metrics need: the teacher where the estimate is, the aligned estimate, the claimed error.

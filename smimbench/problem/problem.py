@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +29,6 @@ __all__ = ["CODE", "ItemError", "Problem", "ProblemError", "explained", "specifi
 
 CODE = ("version", "source")
 """Keys of a specification that say which code is meant, not which mathematics."""
-
-_NOT_PARAMETERS = ("name", "version", "distribution", "source")
 
 
 class ProblemError(ValueError):
@@ -76,6 +75,12 @@ def specification(entry: Entry, item: Any) -> dict[str, Any]:
 def without_code(table: Mapping[str, Any]) -> dict[str, Any]:
     """Specifications in a table, at any depth, without the hashes of code."""
     return {k: without_code(v) if isinstance(v, dict) else v for k, v in table.items() if k != "source"}
+
+
+def _parameters(spec: Mapping[str, Any], usual: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """``name=value`` of every parameter that has not its usual value."""
+    own = {k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")}
+    return ", ".join(f"{k}={v}" for k, v in own.items() if k not in usual or v != usual[k])
 
 
 class Problem:
@@ -141,24 +146,17 @@ class Problem:
 
     def _repr_html_(self) -> str:
         """A table of the items and their parameters, for notebooks."""
-        import html
+        from html import escape
 
-        lines = []
-        for kind in ("model", "channel", "prior"):
-            spec = self.spec[kind]
-            inner = ", ".join(f"{key} = {value}" for key, value in spec.items() if key not in _NOT_PARAMETERS)
-            lines.append(f"<tr><th>{kind}</th><td>{html.escape(spec['name'])}</td><td>{html.escape(inner)}</td></tr>")
-        return f"<table>{''.join(lines)}</table>"
+        cells = {kind: (kind, spec["name"], _parameters(spec)) for kind, spec in self.spec.items()}
+        rows = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in cells.values())
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     @property
     def label(self) -> str:
         """Short human name: parameters that have their default value are left out."""
-        parts = []
-        for kind in ("model", "channel", "prior"):
-            spec, usual = self.spec[kind], self._defaults[kind]
-            inner = ", ".join(f"{k}={v}" for k, v in spec.items() if k not in _NOT_PARAMETERS and v != usual.get(k))
-            parts.append(f"{spec['name']}({inner})" if inner else spec["name"])
-        return " ".join(parts)
+        inner = {kind: _parameters(spec, self._defaults[kind]) for kind, spec in self.spec.items()}
+        return " ".join(spec["name"] + (f"({inner[kind]})" if inner[kind] else "") for kind, spec in self.spec.items())
 
     @property
     def identity(self) -> str:
