@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from smimbench.files import JsonObject
     from smimbench.report.notebook import Loaded
     from smimbench.report.theory_document import Stage
     from smimbench.suite.cells import Suite
@@ -30,8 +31,8 @@ def run(
     overrides: Iterable[str] = (),
     only: Iterable[str] = (),
     progress: bool = False,
-    on_record: Callable[[dict[str, Any]], None] | None = None,
-) -> list[dict[str, Any]]:
+    on_record: Callable[[JsonObject], None] | None = None,
+) -> list[JsonObject]:
     """Run what is missing of a suite and return the rows of its table.
 
     Parameters
@@ -86,7 +87,7 @@ def run(
         warnings.warn(remark, stacklevel=2)
     with _bar(suite.name, len(campaign.missing), shown=progress) as advance:
 
-        def report(record: dict[str, Any]) -> None:
+        def report(record: JsonObject) -> None:
             advance()
             if on_record is not None:
                 on_record(record)
@@ -97,7 +98,7 @@ def run(
 
 def show(
     suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Rows of what has been run; see ``run``."""
     from pathlib import Path
 
@@ -112,7 +113,7 @@ def show(
     return Rows([*rows, *scored_rows(suite, store, cache)])
 
 
-def extrapolate(rows: Sequence[dict[str, Any]], *, target: float = 1e-3) -> list[dict[str, Any]]:
+def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[JsonObject]:
     """Rows of three dimensions or more continued to infinite dimension, where theory holds.
 
     Parameters
@@ -143,7 +144,7 @@ def theory(
     workers: int = 1,
     on_stage: Callable[[Stage], None] = lambda stage: None,
     verify: int = 0,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """The Bayes-optimal curve and the thresholds of a suite, one dict per problem.
 
     Parameters

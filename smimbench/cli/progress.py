@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from smimbench.files import JsonObject
     from smimbench.report.theory_document import Stage
     from smimbench.run.campaign import Campaign
     from smimbench.run.executor import Underway
@@ -37,7 +38,7 @@ class Interrupted(click.Abort):
 class RunProgress(NamedTuple):
     """What a campaign calls: with every record, and several times a second with what is being run."""
 
-    on_record: Callable[[dict[str, Any]], None]
+    on_record: Callable[[JsonObject], None]
     on_look: Callable[[list[Underway]], None]
 
 
@@ -80,7 +81,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
     console, name, total = make_console(error=True), campaign.suite.name, len(campaign.missing)
     said: set[tuple[str, str]] = set()
 
-    def report(record: dict[str, Any]) -> None:
+    def report(record: JsonObject) -> None:
         """Print why a cell did not end well; what repeats, for its first cell only."""
         reason = "ok" if record["status"] == "ok" else reason_of(record)
         kind = (record["algorithm"], kind_of(reason))
@@ -112,7 +113,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
         for key, one in slow.items():
             bars.show(key, _cell_name(one), f"{_iterations(one)}, {_clock(one.seconds)}")
 
-    def on_record(record: dict[str, Any]) -> None:
+    def on_record(record: JsonObject) -> None:
         done[0] += 1
         bars.show(name, name, f"{done[0]} / {total}", done[0], total)
         report(record)

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.cli.options import Request
+    from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
     from smimbench.run.store import Store
     from smimbench.suite.cells import Suite
@@ -55,28 +56,28 @@ class Results:
         self.counts = dict(Counter(record["status"] for _, record in self.pairs))
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         """Rows of the error table."""
         from smimbench.report.rows import error_rows
 
         return [*error_rows(self.pairs, self.suite, self.store, self.cache), *self.scored]
 
     @cached_property
-    def scored(self) -> list[dict[str, Any]]:
+    def scored(self) -> list[JsonObject]:
         """Rows of estimates from elsewhere."""
         from smimbench.report.rows import scored_rows
 
         return scored_rows(self.suite, self.store, self.cache)
 
     @cached_property
-    def extrapolated(self) -> list[dict[str, Any]]:
+    def extrapolated(self) -> list[JsonObject]:
         """Values at infinite dimension, where there are three dimensions or more."""
         from smimbench.report.extrapolation import extrapolated_rows
 
         return extrapolated_rows(self.rows, self.suite.run.target)
 
     @cached_property
-    def others(self) -> list[dict[str, Any]]:
+    def others(self) -> list[JsonObject]:
         """Rows of what other versions of an item made."""
         from smimbench.report.versions import other_version_rows
 
@@ -86,7 +87,7 @@ class Results:
         """Cells on these backends that have no record."""
         return sum(len(self.suite.cells(backend)) for backend in backends) - len(self.pairs)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """What ``show --json`` prints."""
         from smimbench.report.verdict import summary, verdicts
 
@@ -182,7 +183,7 @@ def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -
     return f"{'; '.join(parts)}; run 'smimbench run {named}' first"
 
 
-def kept_document(request: Request, reason: str) -> dict[str, Any] | None:
+def kept_document(request: Request, reason: str) -> JsonObject | None:
     """The table of a finished run whose suite cannot be read any more, because an item is missing; with a remark."""
     from smimbench.report.stored_table import kept_table
     from smimbench.run.settings import settings_under
@@ -214,7 +215,7 @@ def present(results: Results, request: Request, *, figure: bool, full: bool = Fa
     return code
 
 
-def present_document(document: dict[str, Any], request: Request, folder: Path, *, full: bool = False) -> int:
+def present_document(document: JsonObject, request: Request, folder: Path, *, full: bool = False) -> int:
     """What ``show`` prints of a document, and the exit code."""
     from smimbench.backend import machine
     from smimbench.report import tables
@@ -257,7 +258,7 @@ def present_document(document: dict[str, Any], request: Request, folder: Path, *
     return NOT_OK if bad or missing or document.get("left_out") or not counts.get("ok") else OK
 
 
-def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request) -> None:
+def _remarks(console: Console, rows: Sequence[JsonObject], request: Request) -> None:
     from smimbench.report.labels import place
     from smimbench.report.tables import missing_values
 
@@ -279,7 +280,7 @@ def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request)
 _ENDED = {"failed": "failed", "diverged": "diverged", "not-converged": "did not converge", "timeout": "timed out"}
 
 
-def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _reasons(rows: Sequence[JsonObject]) -> list[str]:
     """A line for every way in which cells of an algorithm did not end well, and how many cells ended so at all."""
     from smimbench.report.labels import kind_of, place
 
@@ -302,9 +303,9 @@ def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _moving(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _moving(rows: Sequence[JsonObject]) -> list[str]:
     """A line for every algorithm and problem whose error still moved at the last step, where it moved most."""
-    most: dict[tuple[str, str], dict[str, Any]] = {}
+    most: dict[tuple[str, str], JsonObject] = {}
     moving = [row for row in rows if row.get("still_moving")]
     for row in sorted(moving, key=lambda row: abs(row["still_moving"]["change"])):
         most[row["problem"], row["algorithm"]] = row

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -35,6 +35,7 @@ from smimbench.cli.results import kept_document, present_document, stored_result
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.suite.cells import Suite
 
 
@@ -165,7 +166,7 @@ def show(
     return present_document(document, request, folder, full=full)
 
 
-def _table_of(request: Request, backends: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], Path]:
+def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, JsonObject, Path]:
     """What is shown of a suite, of a folder of results or of a file of packed ones; its ``run.json``; and where it lies."""
     from smimbench.report.packed import read_packed
     from smimbench.run.store import Store
@@ -220,10 +221,10 @@ class _ComparedRun(NamedTuple):
     suite: str
     words: str
     where: Path
-    rows: Callable[[], list[dict[str, Any]]]
+    rows: Callable[[], list[JsonObject]]
 
 
-def _rows_in(request: Request, folder: Path) -> list[dict[str, Any]]:
+def _rows_in(request: Request, folder: Path) -> list[JsonObject]:
     return stored_results(replace(request, name=str(folder))).rows
 
 
@@ -285,7 +286,7 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
         raise click.UsageError("--fail-over: must be a number, got nan")
     pairs, alone = _pairs_of_runs(_compared_runs(before, request), _compared_runs(after, request))
     request.remark(f"{one.where} has no counterpart; not compared" for one in alone)
-    entries: list[dict[str, Any]] = []
+    entries: list[JsonObject] = []
     for one, other in pairs:
         rows = [side.rows() for side in (one, other)]
         if len(pairs) > 1:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from smimbench.backend.device import Backend
+    from smimbench.files import JsonObject
     from smimbench.registry.registry import Entry
 
 __all__ = ["CODE", "ItemError", "Problem", "ProblemError", "explained", "specification", "without_code"]
@@ -62,7 +63,7 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
         raise ItemError(f"{kind}.name", f"cannot be made: {error_line(error)} ({error_place(error)})") from None
 
 
-def specification(entry: Entry, item: Any) -> dict[str, Any]:
+def specification(entry: Entry, item: Any) -> JsonObject:
     """Name, version and all parameters of an item; its distribution and a hash of its code if it is not smimbench's."""
     spec = {"name": entry.name, "version": entry.item.version, **parameters_of(entry.kind, item)}
     if entry.distribution != "smimbench":
@@ -72,7 +73,7 @@ def specification(entry: Entry, item: Any) -> dict[str, Any]:
     return spec
 
 
-def without_code(table: Mapping[str, Any]) -> dict[str, Any]:
+def without_code(table: Mapping[str, Any]) -> JsonObject:
     """Specifications in a table, at any depth, without the hashes of code."""
     return {k: without_code(v) if isinstance(v, dict) else v for k, v in table.items() if k != "source"}
 
@@ -118,8 +119,8 @@ class Problem:
         registry: Registry | None = None,
     ) -> None:
         registry = registry or get_registry()
-        self.spec: dict[str, dict[str, Any]] = {}
-        self._defaults: dict[str, dict[str, Any]] = {}
+        self.spec: dict[str, JsonObject] = {}
+        self._defaults: dict[str, JsonObject] = {}
         self.model = self._make(registry, "model", model)
         self.channel = self._make(registry, "channel", channel, tokens=self.model.tokens)
         self.prior = self._make(registry, "prior", prior)

@@ -19,6 +19,8 @@ from smimbench.interfaces.checks import shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from smimbench.files import JsonObject
+
 __all__ = ["build", "explain_validation", "parameters_of"]
 
 ENGINE_FILLED = {"channel": ("tokens",)}
@@ -81,7 +83,7 @@ def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str,
 
 
 @functools.cache
-def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
+def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], JsonObject, Any]:
     """Names that a suite may set, their types, and the validator; made once, because every cell builds its items anew."""
     import pydantic
 
@@ -90,7 +92,7 @@ def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
         hints = typing.get_type_hints(cls.__init__)
     except NameError:  # an annotation that only a type checker can resolve: the type of the default will do
         hints = {}
-    fields: dict[str, Any] = {}
+    fields: JsonObject = {}
     for name, parameter in accepted.items():
         required = parameter.default is inspect.Parameter.empty
         hint = hints.get(name, Any if required or parameter.default is None else type(parameter.default))
@@ -99,10 +101,10 @@ def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
     return tuple(accepted), hints, pydantic.create_model(cls.__name__, __config__=config, **fields)
 
 
-def parameters_of(kind: str, item: Any) -> dict[str, Any]:
+def parameters_of(kind: str, item: Any) -> JsonObject:
     """The parameters of an item, defaults included, as plain JSON values (engine-supplied ones left out)."""
     names = [n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())]
-    found: dict[str, Any] = json.loads(json.dumps({name: getattr(item, name) for name in names}, default=plain_value))
+    found: JsonObject = json.loads(json.dumps({name: getattr(item, name) for name in names}, default=plain_value))
     return found
 
 
@@ -149,7 +151,7 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
 
 
-def _tuples(params: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
+def _tuples(params: JsonObject, hints: JsonObject) -> JsonObject:
     """TOML has lists only; give strict validation the tuple that the annotation asks for."""
     for key, value in params.items():
         hint = hints.get(key)

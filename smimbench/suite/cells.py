@@ -21,6 +21,7 @@ from smimbench.suite.schema import STARTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from smimbench.files import JsonObject
     from smimbench.suite.schema import Reference, RunOptions
 
 __all__ = ["Cell", "ProblemPlan", "Suite", "Unmade", "as_table", "build_algorithm", "key_of"]
@@ -36,7 +37,7 @@ class ProblemPlan:
 
     key: str
     problem: Problem
-    tables: dict[str, dict[str, Any]]
+    tables: dict[str, JsonObject]
     alphas: tuple[float, ...]
     dimensions: tuple[int, ...]
     label: str
@@ -49,7 +50,7 @@ class Unmade(NamedTuple):
     """A problem of a suite that cannot be made, because code of an item fails."""
 
     label: str
-    tables: dict[str, dict[str, Any]]
+    tables: dict[str, JsonObject]
     reason: str
 
 
@@ -60,8 +61,8 @@ class Cell:
     Everything in it is plain data, so that a worker process can rebuild it from names and parameters.
     """
 
-    problem: dict[str, dict[str, Any]]
-    algorithm: dict[str, Any]
+    problem: dict[str, JsonObject]
+    algorithm: JsonObject
     alpha: float
     dimension: int
     replicate: int
@@ -71,7 +72,7 @@ class Cell:
     problem_label: str = field(compare=False, default="")
     algorithm_label: str = field(compare=False, default="")
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """What the key hashes: all that can change the result, and nothing else."""
         own = ("problem", "algorithm", "alpha", "dimension", "replicate", "seed", "backend")
         return {name: getattr(self, name) for name in own} | self.run.identity()
@@ -133,7 +134,7 @@ class Suite:
     description: str
     reference: str
     plans: tuple[ProblemPlan, ...]
-    algorithms: tuple[dict[str, Any], ...]
+    algorithms: tuple[JsonObject, ...]
     seed: int
     run: RunOptions
     overrides: tuple[str, ...] = ()
@@ -222,7 +223,7 @@ def key_of(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:24]
 
 
-def as_table(spec: Mapping[str, Any]) -> dict[str, Any]:
+def as_table(spec: Mapping[str, Any]) -> JsonObject:
     """An item as a suite would name it: with its distribution, if that is not smimbench, and its parameters."""
     table = {key: value for key, value in spec.items() if key not in (*CODE, "distribution")}
     if "distribution" in spec:

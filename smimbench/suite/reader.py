@@ -8,7 +8,7 @@ import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pydantic
 
@@ -27,6 +27,7 @@ from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.suite.overrides import Condition
     from smimbench.suite.schema import AlgorithmTable, ProblemTable, Reference, RunOptions
 
@@ -130,7 +131,7 @@ def parse_suite(
         raise SuiteError(file, "", f"not valid TOML: {printable(error, 200)}") from None
 
 
-def _document(file: str, text: str) -> dict[str, Any]:
+def _document(file: str, text: str) -> JsonObject:
     """The text of a suite as tables and lists."""
     try:
         return tomllib.loads(text)
@@ -138,7 +139,7 @@ def _document(file: str, text: str) -> dict[str, Any]:
         raise SuiteError(file, "", f"not valid TOML: {error}") from None
 
 
-def _with_base(path: Path, document: dict[str, Any], seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _with_base(path: Path, document: JsonObject, seen: tuple[Path, ...] = ()) -> JsonObject:
     """A suite with all that it takes over from the one that it extends, and that one from another."""
     if "extends" not in document:
         return document
@@ -169,7 +170,7 @@ class _Reader:
     def fail(self, key: str, message: str) -> SuiteError:
         return SuiteError(self.file, key, message)
 
-    def suite(self, document: dict[str, Any], overrides: tuple[str, ...], only: tuple[Condition, ...]) -> Suite:
+    def suite(self, document: JsonObject, overrides: tuple[str, ...], only: tuple[Condition, ...]) -> Suite:
         try:
             read = Document.model_validate(document)
         except pydantic.ValidationError as error:
@@ -281,7 +282,7 @@ class _Reader:
 
     def _variants(
         self, table: ProblemTable, key: str, largest: int, cells: int
-    ) -> list[tuple[dict[str, dict[str, Any]], dict[str, Any]]]:
+    ) -> list[tuple[dict[str, JsonObject], JsonObject]]:
         """Every combination of the parameters that were given as lists, with what differs in it."""
         tables = table.tables()
         axes = {
@@ -335,10 +336,10 @@ class _Reader:
 
     # -- algorithms -----------------------------------------------------------------------------------------------
 
-    def _algorithms(self, tables: Sequence[AlgorithmTable], plans: Sequence[ProblemPlan]) -> tuple[dict[str, Any], ...]:
+    def _algorithms(self, tables: Sequence[AlgorithmTable], plans: Sequence[ProblemPlan]) -> tuple[JsonObject, ...]:
         """Label and full specification of every algorithm."""
         models = list(dict.fromkeys(plan.problem.model.name for plan in plans))
-        found: list[dict[str, Any]] = []
+        found: list[JsonObject] = []
         for i, table in enumerate(tables):
             key, label = f"algorithms[{i}]", table.label or table.name
             try:
