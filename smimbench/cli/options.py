@@ -269,15 +269,13 @@ def _spare_the_suite(name: str | None, output: Path | None) -> None:
 
 
 def _registry(paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool) -> Registry:
-    from smimbench.registry.registry import Registry, set_registry
+    from smimbench.registry.registry import make_registry, set_registry
 
     for path in paths:
         if not os.path.exists(path):
             raise click.BadParameter(f"Path {path!r} does not exist.", param_hint="'--plugins'")
-    wanted = [p for p in os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep) if p] + list(paths)
     trace = (lambda line: click.echo(line, err=True)) if trace_plugins else None
-    third_party = not (no_plugins or os.environ.get("SMIMBENCH_NO_PLUGINS"))
-    registry = Registry(wanted, third_party=third_party, trace=trace)
+    registry = make_registry(paths, third_party=not no_plugins, trace=trace)
     set_registry(registry)
     return registry
 

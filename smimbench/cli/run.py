@@ -28,6 +28,9 @@ from smimbench.cli.options import (
 from smimbench.cli.results import Results, present
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from smimbench.files import JsonObject
     from smimbench.run.campaign import Campaign
     from smimbench.run.shards import Shard
 
@@ -91,7 +94,7 @@ def run(
     campaign = plan_campaign(suite, store, backends, dry_run=dry_run, shard=part, **how)
     request.remark(campaign.remarks)
     if dry_run:
-        return _dry_run(campaign, request.as_json)
+        return _dry_run(campaign, request)
     deadline = None if budget is None else time.monotonic() + budget
     with run_progress(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
         campaign.run(on_record, on_look)
@@ -137,27 +140,19 @@ def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
     return OK if set(ended) <= {"ok", "skipped"} and not campaign.suite.left_out else NOT_OK
 
 
-def _dry_run(campaign: Campaign, as_json: bool) -> int:
+def _dry_run(campaign: Campaign, request: Request) -> int:
     cost = campaign.cost()
-    cells, missing, workers = len(campaign.cells), len(campaign.missing), campaign.workers
-    if as_json:
-        print_json(
-            {
-                "cells": cells,
-                "missing": missing,
-                "workers": workers,
-                "seconds": cost.seconds,
-                "learned": cost.learned,
-                "tried": cost.tried,
-                "peak_bytes": cost.peak_bytes,
-            }
-        )
-    else:
-        click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
-        grounds = [f"{n} by {what}" for n, what in ((cost.learned, "past runs"), (cost.tried, "trials")) if n]
+    document = {"cells": len(campaign.cells), "missing": len(campaign.missing), "workers": campaign.workers}
+    document |= {name: getattr(cost, name) for name in ("seconds", "learned", "tried", "peak_bytes")}
+    grounds = [f"{n} by {what}" for n, what in ((cost.learned, "past runs"), (cost.tried, "trials")) if n]
+
+    def show(console: Console, found: JsonObject) -> None:
+        click.echo(f"{found['cells']} cells, {found['missing']} of them to run, {found['workers']} at a time")
         rest = f" (cells: {', '.join(grounds)})" if grounds else ""
         click.echo(f"about {_duration(cost.seconds)}{rest}, theory apart")
         click.echo(f"about {cost.peak_bytes / 2**30:.1f} GB of memory at most")
+
+    request.answer(document, show)
     return OK
 
 

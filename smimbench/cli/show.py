@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -215,52 +215,25 @@ def report(request: Request, output: Path) -> int:
     return OK
 
 
-class _ComparedRun(NamedTuple):
-    """One run to be compared: of which suite, under which options, where it lies, and its rows."""
-
-    suite: str
-    words: str
-    where: Path
-    rows: Callable[[], list[JsonObject]]
+Runs = dict[tuple[str, str], tuple[Path, "Callable[[], list[JsonObject]]"]]
+"""By suite and options: where a run lies, and its rows."""
 
 
-def _rows_in(request: Request, folder: Path) -> list[JsonObject]:
-    return stored_results(replace(request, name=str(folder))).rows
-
-
-def _compared_runs(path: Path, request: Request) -> list[_ComparedRun]:
+def _runs_in(path: Path, request: Request) -> Runs:
     """What was run in a folder of results, or is in files of packed ones."""
     from smimbench.report.packed import packed_under, read_packed
     from smimbench.run.settings import settings_under, why_none, words_of
 
-    found = [
-        _ComparedRun(one.suite, one.words, one.folder, partial(_rows_in, request, one.folder))
-        for one in settings_under(path)
-    ]
+    def rows(folder: Path) -> list[JsonObject]:
+        return stored_results(replace(request, name=str(folder))).rows
+
+    found: Runs = {(o.suite, o.words): (o.folder, partial(rows, o.folder)) for o in settings_under(path)}
     for file in packed_under(path) if not found else ():
         document, shared = read_packed(file)
-        found.append(_ComparedRun(document["suite"], words_of(shared), file, partial(list, document["rows"])))
+        found[document["suite"], words_of(shared)] = file, partial(list, document["rows"])
     if not found:
         raise click.UsageError(f"{path}: {why_none(path)}, and no packed results")
     return found
-
-
-def _pairs_of_runs(
-    before: list[_ComparedRun], after: list[_ComparedRun]
-) -> tuple[list[tuple[_ComparedRun, _ComparedRun]], list[_ComparedRun]]:
-    """Runs to be compared: the only ones of two places, or those of the same suite and settings; and those left over."""
-    if len(before) == len(after) == 1:
-        return [(before[0], after[0])], []
-    old, new = ({(one.suite, one.words): one for one in side} for side in (before, after))
-    common = [key for key in old if key in new]
-    if not common:
-        places = " and ".join(
-            str(side[0].where if len(side) == 1 else side[0].where.parent) for side in (before, after)
-        )
-        raise click.UsageError(f"{places} have no suite with the same settings in common")
-    return [(old[key], new[key]) for key in common], [
-        one for s in (old, new) for k, one in s.items() if k not in common
-    ]
 
 
 @command(
@@ -284,13 +257,19 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
 
     if fail_over is not None and math.isnan(fail_over):
         raise click.UsageError("--fail-over: must be a number, got nan")
-    pairs, alone = _pairs_of_runs(_compared_runs(before, request), _compared_runs(after, request))
-    request.remark(f"{one.where} has no counterpart; not compared" for one in alone)
+    old, new = (_runs_in(path, request) for path in (before, after))
+    if len(old) == len(new) == 1:  # the only ones of two places, whatever they are of
+        new = dict(zip(old, new.values()))
+    common = [key for key in old if key in new]
+    if not common:
+        raise click.UsageError(f"{before} and {after} have no suite with the same settings in common")
+    alone = [where for side in (old, new) for key, (where, _) in side.items() if key not in common]
+    request.remark(f"{where} has no counterpart; not compared" for where in alone)
     entries: list[JsonObject] = []
-    for one, other in pairs:
-        rows = [side.rows() for side in (one, other)]
-        if len(pairs) > 1:
-            rows = [[{**row, "problem": f"{one.suite}: {row['problem']}"} for row in side] for side in rows]
+    for key in common:
+        rows = [side[key][1]() for side in (old, new)]
+        if len(common) > 1:
+            rows = [[{**row, "problem": f"{key[0]}: {row['problem']}"} for row in side] for side in rows]
         entries += compare_rows(*rows)
     if not any(entry["verdict"] not in ("only before", "only after") for entry in entries):
         raise click.UsageError(f"{before} and {after} have nothing in common that could be compared")

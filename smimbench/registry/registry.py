@@ -290,9 +290,16 @@ def get_registry() -> Registry:
     """The registry of this process, made on first use from installed plugins and SMIMBENCH_PLUGINS."""
     global _current
     if _current is None:
-        paths = [p for p in os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep) if p]
-        _current = Registry(paths, third_party=os.environ.get("SMIMBENCH_NO_PLUGINS", "") == "")
+        _current = make_registry()
     return _current
+
+
+def make_registry(
+    paths: Iterable[str] = (), *, third_party: bool = True, trace: Callable[[str], None] | None = None
+) -> Registry:
+    """A registry with what SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS say, too."""
+    paths = [*filter(None, os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep)), *paths]
+    return Registry(paths, third_party=third_party and not os.environ.get("SMIMBENCH_NO_PLUGINS"), trace=trace)
 
 
 def set_registry(registry: Registry | None) -> None:
