@@ -22,7 +22,7 @@ class Quiet(Algorithm):
     version: ClassVar[int] = 1
     reference: ClassVar[str] = "none"
     capabilities: ClassVar[Capabilities] = Capabilities()
-    steps: ClassVar[int] = 3
+    steps: ClassVar[int | None] = 3
     name: ClassVar[str] = "quiet"
 
     def init(self, problem, data, rng):
@@ -38,7 +38,7 @@ class Quiet(Algorithm):
 class Raiser(Quiet):
     """Raises at its second step, with a message of two lines."""
 
-    name: ClassVar[str] = "raiser"
+    name = "raiser"
 
     def step(self, problem, data, state):
         if getattr(self, "stepped", False):
@@ -47,31 +47,10 @@ class Raiser(Quiet):
         return super().step(problem, data, state)
 
 
-class Killer(Quiet):
-    """Takes its process with it."""
-
-    name: ClassVar[str] = "killer"
-
-    def step(self, problem, data, state):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class KillerOfSome(Quiet):
-    """Dies on every second instance it sees, told by the parity of the first bits of the data."""
-
-    name: ClassVar[str] = "killer-of-some"
-
-    def step(self, problem, data, state):
-        if data.inputs[0, 0, 0] > 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(problem, data, state)
-
-
 class Choosy(Quiet):
     """Refuses every problem."""
 
-    name: ClassVar[str] = "choosy"
+    name = "choosy"
 
     def refuses(self, problem):
         return f"no taste for {problem.channel.name}"
@@ -80,7 +59,7 @@ class Choosy(Quiet):
 class Talker(Quiet):
     """Warns in every way there is."""
 
-    name: ClassVar[str] = "talker"
+    name = "talker"
 
     def step(self, problem, data, state):
         warnings.warn("by warnings", UserWarning, stacklevel=1)
@@ -89,21 +68,10 @@ class Talker(Quiet):
         return state, info._replace(warning="by info")
 
 
-class Sleeper(Quiet):
-    """Never ends by itself."""
-
-    name: ClassVar[str] = "sleeper"
-    steps: ClassVar[None] = None
-
-    def step(self, problem, data, state):
-        time.sleep(0.01)
-        return state, Info(residual=1.0)
-
-
 class Diverger(Quiet):
     """Ends in numbers that are none."""
 
-    name: ClassVar[str] = "diverger"
+    name = "diverger"
 
     def step(self, problem, data, state):
         return state * np.inf, Info(residual=float("nan"))
@@ -112,63 +80,20 @@ class Diverger(Quiet):
 class WrongShape(Quiet):
     """Hands back an estimate that is no signal."""
 
-    name: ClassVar[str] = "wrong-shape"
+    name = "wrong-shape"
 
     def estimate(self, state):
         return state[..., 1:]
 
 
-class Vandal(Quiet):
-    """Tries to make its task easier by writing into the data."""
+class EndlessStart(Quiet):
+    """Never begins."""
 
-    name: ClassVar[str] = "vandal"
+    name = "endless-start"
 
-    def step(self, problem, data, state):
-        data.inputs[...] = 0.0
-        return super().step(problem, data, state)
-
-
-class Leaver(Quiet):
-    """Calls sys.exit."""
-
-    name: ClassVar[str] = "leaver"
-
-    def step(self, problem, data, state):
-        raise SystemExit(7)
-
-
-class Unlocker(Quiet):
-    """Opens the data for writing and wipes it out."""
-
-    name: ClassVar[str] = "unlocker"
-
-    def step(self, problem, data, state):
-        data.inputs.setflags(write=True)
-        data.inputs[...] = 0.0
-        return super().step(problem, data, state)
-
-
-class Digger(Quiet):
-    """Follows the data to the memory that owns it, and wipes it out."""
-
-    name: ClassVar[str] = "digger"
-
-    def step(self, problem, data, state):
-        owner = data.inputs
-        while not (isinstance(owner, np.ndarray) and owner.flags.writeable):
-            owner = owner.obj if isinstance(owner, memoryview) else owner.base
-        owner[...] = 0.0
-        return super().step(problem, data, state)
-
-
-class RaisingDigger(Digger):
-    """The same, and raises before anybody has looked."""
-
-    name: ClassVar[str] = "raising-digger"
-
-    def step(self, problem, data, state):
-        super().step(problem, data, state)
-        raise OSError("cannot open [/data/x]")
+    def init(self, problem, data, rng):
+        while True:
+            time.sleep(0.01)
 
 
 class Unprintable:
@@ -183,127 +108,15 @@ class Unprintable:
 class OddReporter(Quiet):
     """Reports findings and warnings of every type but the right one."""
 
-    name: ClassVar[str] = "odd-reporter"
+    name = "odd-reporter"
 
     def step(self, problem, data, state):
         state, info = super().step(problem, data, state)
         return state, info._replace(warning=[Unprintable, {"\x1b[2J": 1}])
 
     def findings(self, state):
-        table = {"a": 1}
-        return {
-            "table": table,
-            "text": "abc",
-            3: [1, None],
-            "object": Unprintable(),
-            "deep": [[1]],
-            "fine": (1.5, None),
-        }
-
-
-class Unspeakable(Quiet):
-    """Raises an error without a text."""
-
-    name: ClassVar[str] = "unspeakable"
-
-    def step(self, problem, data, state):
-        class Silent(BaseException):
-            def __str__(self):
-                raise ValueError("no text")
-
-        raise Silent
-
-
-class Tower(Quiet):
-    """Warns anew in every step, at length."""
-
-    name: ClassVar[str] = "tower"
-    steps: ClassVar[int] = 300
-
-    def step(self, problem, data, state):
-        self.count = getattr(self, "count", 0) + 1
-        warnings.warn(f"{self.count} " + "long " * 5000, UserWarning, stacklevel=1)
-        return super().step(problem, data, state)
-
-
-class Aborter(Quiet):
-    """Aborts in C."""
-
-    name: ClassVar[str] = "aborter"
-
-    def step(self, problem, data, state):
-        os.abort()
-
-
-class Faulter(Quiet):
-    """Reads memory that is not there, in C."""
-
-    name: ClassVar[str] = "faulter"
-
-    def step(self, problem, data, state):
-        ctypes.string_at(0)
-
-
-class Exiter(Quiet):
-    """Leaves as if all were well."""
-
-    name: ClassVar[str] = "exiter"
-
-    def step(self, problem, data, state):
-        os._exit(0)
-
-
-class Interrupter(Quiet):
-    """Pretends to be Ctrl-C."""
-
-    name: ClassVar[str] = "interrupter"
-
-    def step(self, problem, data, state):
-        raise KeyboardInterrupt
-
-
-class Printer(Quiet):
-    """Prints what looks like a document and like orders to the terminal, and goes elsewhere."""
-
-    name: ClassVar[str] = "printer"
-
-    def step(self, problem, data, state):
-        print('{"rows": []} \x1b[2J')
-        os.write(1, b"from C\n")
-        os.chdir("/")
-        return super().step(problem, data, state)
-
-
-class Endless(Quiet):
-    """Never returns, and never lets go of the interpreter."""
-
-    name: ClassVar[str] = "endless"
-
-    def step(self, problem, data, state):
-        ctypes.PyDLL(None).sleep(10**6)
-
-
-class EndlessStart(Quiet):
-    """Never begins."""
-
-    name: ClassVar[str] = "endless-start"
-
-    def init(self, problem, data, rng):
-        while True:
-            time.sleep(0.01)
-
-
-class Hoarder(Quiet):
-    """Takes ever more memory."""
-
-    name: ClassVar[str] = "hoarder"
-
-    def step(self, problem, data, state):
-        self.hoard = []
-        for _ in range(40):
-            self.hoard.append(np.ones(1 << 22))
-            time.sleep(0.05)
-        return super().step(problem, data, state)
+        odd = {"table": {"a": 1}, "text": "abc", 3: [1, None], "object": Unprintable(), "deep": [[1]]}
+        return {**odd, "fine": (1.5, None)}
 
 
 @dataclass(frozen=True)
@@ -321,11 +134,118 @@ class DiesOnce(Quiet):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+# -- what others do before an ordinary step: ``act(algorithm, data)`` ---------------------------------------------------
+
+
+def kill(algorithm, data):
+    """Takes its process with it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_some(algorithm, data):
+    """Dies on every second instance it sees, told by the parity of the first bits of the data."""
+    if data.inputs[0, 0, 0] > 0:
+        kill(algorithm, data)
+
+
+def overwrite(algorithm, data):
+    """Tries to make its task easier by writing into the data."""
+    data.inputs[...] = 0.0
+
+
+def unlock(algorithm, data):
+    """Opens the data for writing and wipes it out."""
+    data.inputs.setflags(write=True)
+    data.inputs[...] = 0.0
+
+
+def dig(algorithm, data):
+    """Follows the data to the memory that owns it, and wipes it out."""
+    owner = data.inputs
+    while not (isinstance(owner, np.ndarray) and owner.flags.writeable):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    owner[...] = 0.0
+
+
+def dig_and_raise(algorithm, data):
+    """The same, and raises before anybody has looked."""
+    dig(algorithm, data)
+    raise OSError("cannot open [/data/x]")
+
+
+def leave(algorithm, data):
+    """Calls sys.exit."""
+    raise SystemExit(7)
+
+
+def interrupt(algorithm, data):
+    """Pretends to be Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def raise_without_text(algorithm, data):
+    """Raises an error without a text."""
+    raise type("Silent", (BaseException,), {"__str__": Unprintable.__str__})
+
+
+def warn_at_length(algorithm, data):
+    """Warns anew in every step, at length."""
+    algorithm.count = getattr(algorithm, "count", 0) + 1
+    warnings.warn(f"{algorithm.count} " + "long " * 5000, UserWarning, stacklevel=1)
+
+
+def print_orders(algorithm, data):
+    """Prints what looks like a document and like orders to the terminal, and goes elsewhere."""
+    print('{"rows": []} \x1b[2J')
+    os.write(1, b"from C\n")
+    os.chdir("/")
+
+
+def hoard(algorithm, data):
+    """Takes ever more memory."""
+    algorithm.hoard = []
+    for _ in range(40):
+        algorithm.hoard.append(np.ones(1 << 22))
+        time.sleep(0.05)
+
+
+ACTS = {
+    "killer": kill,
+    "killer-of-some": kill_some,
+    "vandal": overwrite,
+    "unlocker": unlock,
+    "digger": dig,
+    "raising-digger": dig_and_raise,
+    "leaver": leave,
+    "interrupter": interrupt,
+    "unspeakable": raise_without_text,
+    "tower": warn_at_length,
+    "printer": print_orders,
+    "hoarder": hoard,
+    "sleeper": lambda algorithm, data: time.sleep(0.01),  # never ends by itself
+    "aborter": lambda algorithm, data: os.abort(),  # aborts in C
+    "faulter": lambda algorithm, data: ctypes.string_at(0),  # reads memory that is not there, in C
+    "exiter": lambda algorithm, data: os._exit(0),  # leaves as if all were well
+    # Never returns, and never lets go of the interpreter.
+    "endless": lambda algorithm, data: ctypes.PyDLL(None).sleep(10**6),
+}
+STEPS = {"sleeper": None, "tower": 300}
+
+
+def acting(name):
+    """The algorithm that does so in every step."""
+
+    def step(self, problem, data, state):
+        ACTS[name](self, data)
+        return Quiet.step(self, problem, data, state)
+
+    members = {"name": name, "step": step, "steps": STEPS.get(name, 3), "__doc__": ACTS[name].__doc__ or name}
+    return type(name.title().replace("-", ""), (Quiet,), members)
+
+
 @hookimpl
 def smimbench_register_algorithms(register):
-    for algorithm in (
-        Quiet, Raiser, Killer, KillerOfSome, Choosy, Talker, Sleeper, Diverger, WrongShape, Vandal, Leaver,
-        Unlocker, Digger, RaisingDigger, OddReporter, Unspeakable, Tower,
-        Aborter, Faulter, Exiter, Interrupter, Printer, Endless, EndlessStart, Hoarder, DiesOnce,
-    ):  # fmt: skip
+    for algorithm in (Quiet, Raiser, Choosy, Talker, Diverger, WrongShape, EndlessStart, OddReporter, DiesOnce):
         register(algorithm)
+    for name in ACTS:
+        register(acting(name))
