@@ -182,14 +182,6 @@ def test_timing_mode_is_serial_and_trusted(tmp_path, capsys):
         assert (a["mean"], a["sem"], a["iterations"]) == (b["mean"], b["sem"], b["iterations"])
 
 
-def test_quiet_says_only_the_result(tmp_path, capsys):
-    suite = write_suite(tmp_path, SUITE)
-    code, out, err = call(capsys, "run", suite, "--results", tmp_path / "r", "--quiet", "--workers", "1")
-    assert (code, err) == (0, "")
-    assert "cells: 8 ok" in out
-    assert (tmp_path / "r" / "small" / "figures" / "mse.png").exists()
-
-
 def test_a_spoiled_record_is_reported_and_run_again(tmp_path, capsys):
     suite = with_algorithm(tmp_path, "gamp")
     arguments = ["run", suite, "--results", tmp_path / "r", "--workers", "1", "--no-figure"]
@@ -239,23 +231,6 @@ def test_theory_at_other_sample_ratios(tmp_path, capsys):
     assert document["problem"]["channel"]["noise"] == 0.1
 
 
-def test_theory_for_humans(tmp_path, capsys):
-    code, out, _ = call(capsys, "theory", write_suite(tmp_path, ATTENTION))
-    assert code == 0
-    for words in (
-        "softmax",
-        "MSE",
-        "overlap",
-        "error",
-        "obtained by: closed form",
-        "perfect recovery",
-        "0.1875",
-        "weak recovery",
-    ):
-        assert words in out
-    assert "none" in out
-
-
 # -- show ---------------------------------------------------------------------------------------------------------
 
 
@@ -284,22 +259,57 @@ def test_show_as_csv_and_markdown(ran, capsys):
     lines = out.splitlines()
     assert len(lines) == 2 + len(rows)
     assert {line.count(" | ") for line in lines if "---" not in line} == {len(lines[0].split(" | ")) - 1}
-    code, _, err = call(capsys, "show", results, "--csv", "--json")
-    assert code == 2
-    assert "choose one" in err
 
 
-def test_show_tells_what_has_not_run(ran, capsys):
-    folder, _ = ran
-    code, out, _ = call(capsys, "show", folder / "results" / "small", "--set", "grid.seeds=3")
-    assert code == 1
-    assert "4 not run yet" in out
-    code, out, _ = call(capsys, "show", folder / "results" / "small", "--only", "algorithm=gamp")
-    assert code == 0
-    assert "adam" not in out
+# -- what others print ----------------------------------------------------------------------------------------------
+
+BAD = "ZeroDivisionError: division by zero"
+SHOWN = [
+    ("theory {attention}", 0, ["softmax", "MSE", "overlap", "error", "obtained by: closed form", "perfect recovery", "0.1875",
+                               "weak recovery", "none"]),
+    ("show {results} --set grid.seeds=3", 1, ["4 not run yet"]),
+    ("show {results} --only algorithm=gamp", 0, ["gamp", "cells: 4 ok"]),
+    ("info wishart", 0, ["prior wishart", "parameters", "rho", "required", "arXiv:"]),
+    ("info adam", 0, ["theory of its own", "every step depends on all earlier ones"]),
+    ("info quickstart", 0, ["[[problems]]"]),
+    ("plugins", 0, ["loaded channels"]),
+    ("plugins --plugins {tmp}/drop", 1, ["loaded good", "channel twice", BAD]),
+    ("list channels --plugins {tmp}/drop/good.py --trace-plugins", 0, ["loading good of good", "channel twice"]),
+    ("doctor", 0, ["versions", "numpy", "BLAS", "GPU", "CuPy", "plugins"]),
+    ("doctor --plugins {tmp}/drop/bad.py", 1, [BAD]),
+    ("--version", 0, ["smimbench, version "]),
+    ("run {suite} --results {tmp}/r --quiet --workers 1 --no-figure", 0, ["cells: 8 ok"]),
+]  # fmt: skip
 
 
-# -- list, info, plugins, doctor ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(("line", "code", "said"), SHOWN, ids=[line for line, _, _ in SHOWN])
+def test_a_command_says_what_it_is_for(ran, tmp_path, capsys, line, code, said):
+    (tmp_path / "drop").mkdir()
+    (tmp_path / "drop" / "good.py").write_text(CHANNEL)
+    (tmp_path / "drop" / "bad.py").write_text("1 / 0")
+    where = {
+        "attention": write_suite(tmp_path, ATTENTION, "attention"),
+        "suite": write_suite(tmp_path),
+        "tmp": tmp_path,
+    }
+    found, out, err = call(capsys, *line.format(results=ran[0] / "results" / "small", **where).split())
+    assert found == code, err
+    for words in said:
+        assert words in " ".join((out + err).split())
+    assert "--only" not in line or "adam" not in out
+    assert "--quiet" not in line or not err
+
+
+def test_plugins_and_doctor_as_json(tmp_path, capsys):
+    (tmp_path / "bad.py").write_text("1 / 0")
+    code, out, _ = call(capsys, "plugins", "--plugins", tmp_path, "--json")
+    (found,) = [plugin for plugin in one_document(out) if plugin["name"] == "bad"]
+    assert (code, found["status"], found["problems"]) == (1, "failed", [BAD])
+    found = one_document(call(capsys, "doctor", "--json")[1])
+    assert found["healthy"] is True
+    assert found["versions"]["numpy"]
+    assert found["machine"]["cores"] >= 1
+    assert {"driver", "cupy", "devices", "advice"} <= set(found["gpu"])
 
 
 def test_list_has_everything_by_kind(capsys):
@@ -327,49 +337,9 @@ def test_info_of_a_name_shows_all_that_bear_it(capsys):
         assert item["reference"]
         assert item["documentation"]
         assert "tokens" not in {p["name"] for p in item["parameters"]}
-    (beta,) = [
-        p
-        for item in found
-        for p in item["parameters"]
-        if p["name"] == "beta" and item["models"] == ["attention-indexed"]
-    ]
-    assert beta["required"] is False
-    assert beta["default"] == 1.0
-
-
-def test_info_for_humans(capsys):
-    code, out, _ = call(capsys, "info", "wishart")
-    assert code == 0
-    for words in ("prior wishart", "parameters", "rho", "required", "arXiv:"):
-        assert words in out
-    code, out, _ = call(capsys, "info", "adam")
-    assert code == 0
-    assert "theory of its own" in out
-    assert "every step depends on all earlier ones" in " ".join(out.split())
-    code, out, _ = call(capsys, "info", "quickstart")
-    assert code == 0
-    assert "[[problems]]" in out
-    code, _, err = call(capsys, "info", "wishert")
-    assert code == 2
-    assert "did you mean 'wishart'" in err
-
-
-def test_plugins_show_what_became_of_each(tmp_path, capsys):
-    code, out, _ = call(capsys, "plugins")
-    assert code == 0
-    assert "loaded channels" in out
-    assert all(line.startswith(("loaded ", "    ")) for line in out.splitlines())  # what is wrapped is indented, too
-    (tmp_path / "good.py").write_text(CHANNEL)
-    (tmp_path / "bad.py").write_text("1 / 0")
-    code, out, _ = call(capsys, "plugins", "--plugins", tmp_path, "--json")
-    assert code == 1
-    found = {plugin["name"]: plugin for plugin in one_document(out)}
-    assert found["good"]["status"] == "loaded"
-    assert found["good"]["items"] == ["channel twice"]
-    assert found["bad"]["status"] == "failed"
-    assert found["bad"]["problems"] == ["ZeroDivisionError: division by zero"]
-    code, out, _ = call(capsys, "plugins", "--plugins", tmp_path)
-    assert "ZeroDivisionError: division by zero" in out
+    parameters = next(item["parameters"] for item in found if item["models"] == ["attention-indexed"])
+    (beta,) = [p for p in parameters if p["name"] == "beta"]
+    assert (beta["required"], beta["default"]) == (False, 1.0)
 
 
 def test_a_broken_plugin_is_one_line_and_stops_nothing(tmp_path, capsys):
@@ -540,58 +510,27 @@ def test_the_small_width_limit_has_a_theory_and_no_data(tmp_path, capsys):
         assert "must be > 0 to run; rho = 0 is the small-width limit, which only theory knows" in err
 
 
-def test_loading_is_traced_on_standard_error(tmp_path, capsys):
-    (tmp_path / "good.py").write_text(CHANNEL)
-    code, out, err = call(capsys, "list", "channels", "--json", "--plugins", tmp_path / "good.py", "--trace-plugins")
-    assert code == 0
-    assert "loading good of good" in err
-    assert "channel twice" in err
-    assert "twice" in {item["name"] for item in one_document(out)["channels"]}
-
-
-def test_doctor_tells_what_is_here_and_what_would_help(tmp_path, capsys):
-    code, out, _ = call(capsys, "doctor", "--json")
-    assert code == 0
-    found = one_document(out)
-    assert found["healthy"] is True
-    assert found["versions"]["numpy"]
-    assert found["machine"]["cores"] >= 1
-    assert found["machine"]["blas"]
-    assert {"driver", "cupy", "devices", "advice"} <= set(found["gpu"])
-    code, out, _ = call(capsys, "doctor")
-    for words in ("versions", "numpy", "BLAS", "GPU", "CuPy", "plugins"):
-        assert words in out
-    (tmp_path / "bad.py").write_text("1 / 0")
-    code, out, _ = call(capsys, "doctor", "--plugins", tmp_path / "bad.py")
-    assert code == 1
-    assert "ZeroDivisionError" in out
-
-
 # -- the command line as a whole ----------------------------------------------------------------------------------
 
 
-def test_help_loads_nothing_heavy():
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        ("--help", "numpy scipy pydantic rich matplotlib numba hashlib"),
+        ("theory --json", "scipy.stats matplotlib numba"),
+    ],
+)
+def test_a_command_loads_nothing_that_it_does_not_need(tmp_path, words, heavy):
     """Start-up is kept short by importing late; this names the module that breaks it, where a stop-watch could not."""
+    suite = [str(write_suite(tmp_path, ATTENTION))] if "theory" in words else []
     script = (
         "import sys\nfrom smimbench.cli.main import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'numpy', 'scipy', 'pydantic', 'rich', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
+        f"try:\n    main({words.split() + suite})\nexcept SystemExit as e:\n    assert not e.code\n"
+        f"print(sorted({set(heavy.split())} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     assert done.stderr.strip() == "[]"
-    assert "Usage" in done.stdout
-
-
-def test_a_curve_in_closed_form_loads_no_statistics(tmp_path):
-    suite = write_suite(tmp_path, ATTENTION)
-    script = (
-        "import sys\nfrom smimbench.cli.main import main\n"
-        f"try:\n    main(['theory', {str(suite)!r}, '--json'])\nexcept SystemExit as e:\n    assert not e.code\n"
-        "print(sorted({'scipy.stats', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
-    assert done.stderr.strip() == "[]"
-    assert one_document(done.stdout)
+    assert done.stdout
 
 
 def test_a_reader_that_stops_reading_is_no_error():
@@ -602,13 +541,6 @@ def test_a_reader_that_stops_reading_is_no_error():
     assert b"Traceback" not in first.stderr.read()
     first.stderr.close()
     first.wait()
-
-
-def test_the_console_script_is_the_same_program():
-    from importlib.metadata import entry_points
-
-    (point,) = entry_points(group="console_scripts", name="smimbench")
-    assert point.value == "smimbench.cli.main:main"
 
 
 @pytest.mark.parametrize(

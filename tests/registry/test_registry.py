@@ -85,10 +85,7 @@ BROKEN = {
     "syntax": ("def half(:\n", "SyntaxError"),
     "leaves": ("raise SystemExit(3)", "SystemExit: 3"),
     "says_nothing": ("raise ValueError", "ValueError: no message"),
-    "misspelled": (
-        CHANNEL.replace("register_channels", "register_chanels"),
-        "did you mean 'smimbench_register_channels'",
-    ),
+    "misspelled": (CHANNEL.replace("register_channels", "register_chanels"), "did you mean 'smimbench_register_channels'"),
     "unmarked": (CHANNEL.replace("@hookimpl", ""), "not marked with @smimbench.hookimpl"),
     "no_hook": ("x = 1", "no hook found; implement one of smimbench_register_"),
     "wrong_argument": (CHANNEL.replace("(register):", "(registry):"), "registry"),
@@ -100,7 +97,7 @@ BROKEN = {
     "bad_version": (CHANNEL.replace("[int] = 1", '[int] = "1.0"'), "version must be an integer, got '1.0'"),
     "bad_capabilities": (CHANNEL.replace("= Capabilities(models=", "= dict(models="), "capabilities must be"),
     "twice_itself": (CHANNEL + "    register(type('Again', (Twice,), {}))\n", "registered twice by"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)

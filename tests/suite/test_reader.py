@@ -52,11 +52,8 @@ BAD = {
     "unknown key of a problem": (changed(WISHART, WISHART + "\nnoise = 1"), "problem.noise", "unknown key"),
     "unknown parameter of a prior": (changed("rho = 0.5", "rho = 0.5, rank = 3"), "problem.prior.rank", "unknown key"),
     "misspelled parameter": (changed("beta", "betta"), "problem.channel.betta", "did you mean 'beta'"),
-    "unknown parameter of an algorithm": (
-        changed(GAMP, GAMP + "\ndampening = 0.1"),
-        "algorithms[0].dampening",
-        "did you mean 'damping'",
-    ),
+    "unknown parameter of an algorithm": (changed(GAMP, GAMP + "\ndampening = 0.1"), "algorithms[0].dampening",
+        "did you mean 'damping'"),
     "tokens in the channel": (changed("beta = 1.0", "tokens = 3"), "problem.channel.tokens", "taken from the model"),
     # wrong types
     "text for a number": (changed("rho = 0.5", 'rho = "half"'), "problem.prior.rho", "number"),
@@ -91,16 +88,10 @@ BAD = {
     "damping one": (changed(GAMP, GAMP + "\ndamping = 1.0"), "algorithms[0].damping", "[0, 1)"),
     # parts that do not belong together, or are not there
     "prior that stayed with the other model": (
-        changed('"attention-indexed"', '"sequence-multi-index"').replace(SOFTMAX, 'channel = "hardmax"'),
-        "problem.prior.name",
-        "belongs to model attention-indexed",
-    ),
+        changed('"attention-indexed"', '"sequence-multi-index"').replace(SOFTMAX, 'channel = "hardmax"'), "problem.prior.name",
+        "belongs to model attention-indexed"),
     "prior of the other model": (changed('"wishart", rho = 0.5', '"gaussian"'), "problem.prior.name", "wishart"),
-    "channel misspelled": (
-        changed('name = "softmax"', 'name = "sofmax"'),
-        "problem.channel.name",
-        "did you mean 'softmax'",
-    ),
+    "channel misspelled": (changed('name = "softmax"', 'name = "sofmax"'), "problem.channel.name", "did you mean 'softmax'"),
     "algorithm misspelled": (changed('"gamp"', '"gmap"'), "algorithms[0].name", "did you mean 'gamp'"),
     "no model": (changed(MODEL, ""), "problem.model", "is missing"),
     "no prior": (changed(WISHART, ""), "problem.prior", "is missing"),
@@ -112,66 +103,34 @@ BAD = {
     "no algorithm name": (ATTENTION + "[[algorithms]]\nsteps = 3\n", "algorithms[1].name", "is missing"),
     "no problem": (GAMP + "\n[grid]\nalpha = 1.0\ndimension = 5\n", "problem", "[problem]"),
     "problem and problems": (ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n", "problem", "either"),
-    "a sample ratio twice": (
-        changed("[0.1, 0.3]", "[0.1, 0.3, 0.1]"),
-        "grid.alpha: ",
-        "0.1 stands there twice, as entries 0 and 2",
-    ),
+    "a sample ratio twice": (changed("[0.1, 0.3]", "[0.1, 0.3, 0.1]"), "grid.alpha: ",
+        "0.1 stands there twice, as entries 0 and 2"),
     "a dimension twice": (changed("[30]", "[30, 30]"), "grid.dimension: ", "30 stands there twice"),
     "a parameter twice": (changed("rho = 0.5", "rho = [1, 1.0]"), "problem.prior.rho: ", "1.0 stands there twice"),
     "a metric twice": (ATTENTION + '[run]\nmetrics = ["mse", "mse"]\n', "run.metrics: ", "stands there twice"),
-    "an algorithm twice": (
-        ATTENTION + GAMP + '\nlabel = "again"\n',
-        "algorithms[1]",
-        "the same as algorithms[0], 'gamp'",
-    ),
-    "two problems with one label": (
-        two_problems('label = "a"', 'channel = "linear"\nlabel = "a"'),
-        "problems[1].label",
-        "'a' is the label of problems[0] too",
-    ),
-    "one problem under two labels": (
-        two_problems('label = "a"', f'{SOFTMAX}\nlabel = "b"'),
-        "problems[1]",
-        "is the same problem as 'a' (problems[0]) at alpha = 0.1, dimension = 20",
-    ),
-    "start of an algorithm that has none": (
-        ATTENTION + '[run]\nstart = "adam"\n',
-        "run.start",
-        "with a method start (spectral for *), got 'adam'",
-    ),
-    "metric of a reference": (
-        REFERENCE.replace("source", 'metric = "mae"\nsource'),
-        "run.reference[0].metric",
-        "did you mean 'mse'",
-    ),
+    "an algorithm twice": (ATTENTION + GAMP + '\nlabel = "again"\n', "algorithms[1]", "the same as algorithms[0], 'gamp'"),
+    "two problems with one label": (two_problems('label = "a"', 'channel = "linear"\nlabel = "a"'), "problems[1].label",
+        "'a' is the label of problems[0] too"),
+    "one problem under two labels": (two_problems('label = "a"', f'{SOFTMAX}\nlabel = "b"'), "problems[1]",
+        "is the same problem as 'a' (problems[0]) at alpha = 0.1, dimension = 20"),
+    "start of an algorithm that has none": (ATTENTION + '[run]\nstart = "adam"\n', "run.start",
+        "with a method start (spectral for *), got 'adam'"),
+    "metric of a reference": (REFERENCE.replace("source", 'metric = "mae"\nsource'), "run.reference[0].metric",
+        "did you mean 'mse'"),
     "the same label twice": (ATTENTION + GAMP + "\ndamping = 0.5\n", "algorithms[1].label", "used twice"),
     "an empty axis": (changed("rho = 0.5", "rho = []"), "problem.prior.rho", "empty"),
-    "reference without values": (
-        REFERENCE.replace("value = [1.0]", "value = []"),
-        "run.reference[0].value",
-        "as many numbers as alpha (1)",
-    ),
-    "reference of no problem": (
-        REFERENCE.replace("problem =", "# problem ="),
-        "run.reference[0].problem",
-        "is missing",
-    ),
-    "reference of a problem that cannot be made": (
-        REFERENCE.replace("rho = 0.7", "rh = 0.7"),
-        "run.reference[0].problem.prior.rh",
-        "did you mean 'rho'",
-    ),
+    "reference without values": (REFERENCE.replace("value = [1.0]", "value = []"), "run.reference[0].value",
+        "as many numbers as alpha (1)"),
+    "reference of no problem": (REFERENCE.replace("problem =", "# problem ="), "run.reference[0].problem", "is missing"),
+    "reference of a problem that cannot be made": (REFERENCE.replace("rho = 0.7", "rh = 0.7"),
+        "run.reference[0].problem.prior.rh", "did you mean 'rho'"),
     # size
     "a million cells": (changed("seeds     = 2", "seeds = 1_000_000"), "grid", "2,000,000 cells"),
-    "an axis of a million": (
-        changed("rho = 0.5", f"rho = {[0.5] * 1001}").replace("tokens = 2", f"tokens = {[2] * 1001}"),
-        "grid",
-        "4,008,004 cells",
-    ),
+    "an axis of a million": (changed("rho = 0.5", f"rho = {[0.5] * 1001}").replace("tokens = 2", f"tokens = {[2] * 1001}"),
+        "grid", "4,008,004 cells"),
     # no suite at all
     "not TOML": ("[problem\n", "", "not valid TOML"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -194,14 +153,6 @@ def test_from_a_shell_it_is_the_same_line(tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == f"smimbench: {path}: problem.prior.rho: must be a finite number >= 0, got -0.5\n"
-
-
-def test_rho_zero_has_a_theory_but_nothing_to_run(tmp_path, capsys):
-    path = write_suite(tmp_path, changed("rho = 0.5", "rho = 0.0"))
-    code, _, err = call(capsys, "run", path, "--results", tmp_path / "results")
-    assert code == 2
-    assert f"{path}: problem.prior" in err
-    assert "rho" in err
 
 
 # -- what a sound suite becomes -----------------------------------------------------------------------------------
@@ -421,18 +372,6 @@ def test_every_shipped_suite_is_sound_and_says_what_it_is():
         assert suite.title != name
         assert suite.description
         assert "arXiv:" in suite.reference or "derived" in suite.reference
-
-
-def test_the_quickstart_shows_softmax_and_linear_with_gamp_and_adam():
-    suite = load_suite("quickstart")
-    assert {plan.problem.spec["channel"]["name"] for plan in suite.plans} == {"softmax", "linear"}
-    assert {table["spec"]["name"] for table in suite.algorithms} == {"gamp", "adam"}
-    assert suite.seeds >= 3
-
-
-def test_the_error_is_also_an_exception(tmp_path):
-    with pytest.raises(SuiteError, match=r"small\.toml: problem\.prior\.rho: must be .*got -1.0"):
-        load_suite(write_suite(tmp_path, changed("rho = 0.5", "rho = -1.0")))
 
 
 def test_a_problem_by_itself_raises_with_its_key():

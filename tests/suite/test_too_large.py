@@ -14,20 +14,13 @@ TOO_LARGE = {
     "more tokens": (ATTENTION, "problem.model.tokens=100000", "problem.model.tokens: must be at most 512"),
     "tokens of sequences": (SUITE, "problem.model.tokens=10000", "problem.model.tokens: must be at most 512"),
     "samples": (
-        ATTENTION.replace('"softmax", beta = 1.0', '"hardmax", samples = 1000000000000').replace(
-            "tokens = 2", "tokens = 3"
-        ),
-        "grid.seeds=1",
-        "problem.channel.samples: must be at most 16777216",
-    ),
+        ATTENTION.replace('"softmax", beta = 1.0', '"hardmax", samples = 1000000000000').replace("tokens = 2", "tokens = 3" ),
+        "grid.seeds=1", "problem.channel.samples: must be at most 16777216"),
     "rho": (ATTENTION, "problem.prior.rho=1e30", "problem.prior.rho: must be 0 or between"),
     "a tiny rho": (ATTENTION, "problem.prior.rho=1e-30", "problem.prior.rho: must be 0 or between"),
     "an endless rho": (ATTENTION, "problem.prior.rho=1e300", "problem.prior.rho: must be 0 or between"),
-    "beta": (
-        ATTENTION.replace("beta = 1.0", "beta = 30.0, layers = 2"),
-        "grid.seeds=1",
-        "problem.channel.beta: must be between 1e-09 and 8",
-    ),
+    "beta": (ATTENTION.replace("beta = 1.0", "beta = 30.0, layers = 2"), "grid.seeds=1",
+        "problem.channel.beta: must be between 1e-09 and 8"),
     "noise": (SUITE, "problem.channel.noise=1e300", "problem.channel.noise: must be 0 or between"),
     "dimension": (SUITE, "grid.dimension=1000000000000", "grid.dimension[0]: must be less than or equal to 100000000"),
     "memory": (SUITE, "grid.dimension=10000000", "grid: a cell takes up to"),
@@ -35,7 +28,7 @@ TOO_LARGE = {
     "samples of all": (SUITE, "grid.alpha=1e9", "grid: a cell takes up to"),
     "components": (SUITE, "problem.channel.components=100000", "problem.channel.components: must be at most 64"),
     "seeds": (SUITE, "grid.seeds=1000000000000", "are more than grid.max_cells"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
