@@ -135,20 +135,6 @@ def test_labels_follow_their_law(rng, channel, P):
 
 
 @pytest.mark.parametrize(("channel", "P"), CASES)
-def test_vjp_against_finite_differences(backend, rng, channel, P):
-    z = rng.standard_normal((2, 4, P, sizes(channel)))
-    clean = channel.predict(backend.asarray(z))
-    G = rng.standard_normal(clean.shape)
-    found = channel.vjp(backend.asarray(z), backend.asarray(G))
-    assert_placed(found, backend, z.shape)
-    direction = rng.standard_normal(z.shape)
-    change = channel.predict(z + direction) - channel.predict(z)
-    assert np.sum(to_host(found) * direction) == pytest.approx(np.sum(G * change), rel=1e-9)
-    A, _ = observation(channel)
-    np.testing.assert_allclose(to_host(clean).reshape(8, -1), z.reshape(8, -1) @ A.T, rtol=1e-13)
-
-
-@pytest.mark.parametrize(("channel", "P"), CASES)
 def test_generalization_error_is_that_of_predictions(rng, channel, P):
     """Against the noiseless label: the plug-in prediction, which is also the posterior mean, and 0."""
     Q, V, n = positive(rng, P), positive(rng, P), 20_000

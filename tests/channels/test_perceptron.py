@@ -1,4 +1,4 @@
-"""Perceptrons: the published checks, Q(alpha) by SciPy's quadrature, and deep tails."""
+"""Perceptrons: Q(alpha) by SciPy's quadrature, and deep tails."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ from scipy.special import log_ndtr, ndtr
 from smimbench_channels.sequence.perceptron import Probit, Sign
 
 import smimbench
-from smimbench.testing import parametrize_with_checks
 from smimbench.theory.predictions import solve, thresholds
 
 MODEL = {"name": "sequence-multi-index", "tokens": 1}
-
-
-@parametrize_with_checks([Sign(tokens=1), Sign(tokens=2), Probit(tokens=1, noise=0.5)])
-def test_contract(check):
-    check()
 
 
 def overlap_by_quadrature(alpha: float, noise: float) -> float:

@@ -51,28 +51,6 @@ def test_forward_matches_loops(backend, rng, layers, tokens, skip):
 
 
 @pytest.mark.parametrize(("layers", "tokens", "skip"), SIZES)
-def test_label_is_blind_to_the_sign_of_every_layer(rng, layers, tokens, skip):
-    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip)
-    z = rng.standard_normal((5, layers, tokens))
-    for layer in range(layers):
-        flipped = z.copy()
-        flipped[:, layer] *= -1.0
-        np.testing.assert_allclose(channel.forward(flipped), channel.forward(z), atol=1e-13)
-
-
-def test_attention_acts_from_the_left_on_the_tokens():
-    # A is not symmetric: its transpose would be another model.
-    z = np.array([[[0.3, -1.1], [0.8, 0.5]]])
-    a, b = z[0, 0]
-    p, q = 1 / (1 + np.exp(-a * (a - b))), 1 / (1 + np.exp(-b * (b - a)))
-    A = np.array([[1.0 + p, 1.0 - p], [1.0 - q, 1.0 + q]])
-    u = A @ z[0, 1]
-    y = SequenceSoftmax(tokens=2, layers=2, skip=1.0).forward(z)[0]
-    np.testing.assert_allclose(y[0, 0] - y[0, 1], u[0] * (u[0] - u[1]), rtol=1e-13)
-    np.testing.assert_allclose(y[1, 1] - y[1, 0], u[1] * (u[1] - u[0]), rtol=1e-13)
-
-
-@pytest.mark.parametrize(("layers", "tokens", "skip"), SIZES)
 def test_vjp_is_the_complex_step_gradient(backend, rng, layers, tokens, skip):
     channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip)
     z = 0.8 * rng.standard_normal((3, layers, tokens))
@@ -249,11 +227,6 @@ def test_bad_parameters_are_named(key, parameters):
     assert caught.value.key == key
     assert "must be" in caught.value.message
     assert "got" in caught.value.message
-
-
-def test_components_follow_layers():
-    assert SequenceSoftmax(tokens=2, layers=3).components == 3
-    assert SequenceSoftmax(tokens=11).components == 1
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

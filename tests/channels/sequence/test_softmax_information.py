@@ -55,16 +55,6 @@ def test_scrambles_of_sampled_posteriors_share_no_points(monkeypatch):
     assert all(np.any(one != two) for one, two in first)
 
 
-def test_labels_are_standard_normal():
-    normal = np.random.default_rng(3).standard_normal((200_000, 6))
-    found = over_labels._by_differences(normal, Network(2, 3, 1.0)).reshape(-1, 6)
-    np.testing.assert_allclose(found.T @ found, normal.T @ normal, atol=8 * np.sqrt(2 * len(normal)))
-    np.testing.assert_allclose((found**2).sum(1), (normal**2).sum(1))
-    # the last coordinates are the sums of tokens
-    only_sums = over_labels._by_differences(np.eye(6)[4:], Network(2, 3, 1.0))
-    np.testing.assert_allclose(only_sums, np.eye(2)[:, :, None] / np.sqrt(3) * np.ones(3), atol=1e-15)
-
-
 def test_error_is_honest():
     channel = SequenceSoftmax(tokens=2, layers=2)
     Q = np.stack([diagonal(*q)[0] for q in ((0.1, 0.3), (0.5, 0.9), (0.95, 0.999))])
@@ -182,7 +172,7 @@ def test_symmetry_is_exact():
 
 def test_batches_and_backends(backend):
     channel = SequenceSoftmax(tokens=2, layers=2)
-    Q = np.stack([diagonal(a, b)[0] for a in (0.2, 0.6) for b in (0.5, 0.9)]).reshape(2, 2, 2, 2)
+    Q = np.stack([diagonal(a, b)[0] for a in (0.0, 0.6) for b in (0.5, 0.9)]).reshape(2, 2, 2, 2)  # tables and labels
     V = np.eye(2) - Q
     found = channel.information(backend.asarray(Q), backend.asarray(V), labels=256)
     assert_placed(found.value, backend, (2, 2, 2, 2))

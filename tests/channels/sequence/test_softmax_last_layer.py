@@ -19,12 +19,10 @@ from smimbench_channels.sequence.softmax.last_layer.tables import (
     wanted_step,
 )
 
-from smimbench.backend.arrays import to_host
 from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory.verification import verify_information
 from tests.channels.sequence.deep_attention import diagonal, outputs, product
-from tests.conftest import assert_placed
 
 
 def brute_force(z, weight, u, omega, v, skip):
@@ -228,19 +226,6 @@ def test_what_is_covered():
     assert not tables.supports(*diagonal(0.5))
     Q, V = diagonal(0.0, 0.5)
     assert not tables.supports(Q, V + 0.1)
-
-
-def test_batches_and_namespaces(backend):
-    channel = SequenceSoftmax(tokens=2, layers=2)
-    Q = np.stack([diagonal(0.0, 0.3)[0], diagonal(0.0, 0.6)[0]])
-    V = np.eye(2) - Q
-    for function in (channel.information, channel.susceptibility):
-        found = function(backend.asarray(Q), backend.asarray(V), labels=512)
-        assert "quadrature" in found.method
-        assert_placed(found.value, backend, (2, 2, 2))
-        assert_placed(found.error, backend, (2, 2, 2))
-        single = function(Q[1], V[1], labels=512)
-        np.testing.assert_allclose(to_host(found.value)[1], single.value, rtol=1e-12)
 
 
 def test_a_well_known_last_layer_without_skip_is_that_of_plain_draws():

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from smimbench_channels.batches import Host
 from smimbench_channels.sequence.softmax.compiling import compiled
 
 __all__ = ["spread"]
 
-Host = np.ndarray[Any, np.dtype[np.float64]]
 
-
-def _add(x: Any, y: Any, moments: Any, table: Any) -> None:
+def _add(x, y, moments, table):
     # moments: a row for each point. table: N, m, N
     count = table.shape[0]
     wx, wy = np.empty(4), np.empty(4)

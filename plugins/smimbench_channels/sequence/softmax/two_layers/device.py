@@ -20,7 +20,7 @@ _integrate = kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 
 
 @cuda.jit
-def _integrate_samples(u: Any, omega: Any, reach: Any, level: Any, rule: Any, result: Any, error: Any) -> None:
+def _integrate_samples(u, omega, reach, level, rule, result, error):
     row = cuda.grid(1)
     if row < u.shape[0]:
         table, pieces = cuda.local.array(TABLE, np.float64), cuda.local.array((8, 4), np.float64)

@@ -44,7 +44,7 @@ _inline = njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
 
 
 @_inline
-def _exp(x: Any) -> Any:
+def _exp(x):
     # libm's exp is a call and stops vectorization. |x| <= 700; relative error 2e-16.
     shifted = x * 1.4426950408889634 + 6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer
     count = shifted - 6755399441055744.0
@@ -61,7 +61,7 @@ def _exp(x: Any) -> Any:
 
 
 @_inline
-def _bounded_log(x: Any) -> Any:
+def _bounded_log(x):
     # log of x taken into the range of exp(-700) to exp(700), to 1e-15; libm's is a call, as its exp is
     x = min(max(x, 1e-304), 1e304)
     root_half = np.int64(0x3FE6A09E667F3BCD)  # bits of sqrt(1/2): mantissas are taken between that and sqrt(2)
@@ -77,7 +77,7 @@ def _bounded_log(x: Any) -> Any:
 
 
 @_inline
-def _one_minus_exp(t: Any) -> Any:
+def _one_minus_exp(t):
     # 1 - exp(t) for -1/2 <= t <= 0, without cancellation
     p = 1.0
     for n in range(15, 1, -1):
@@ -86,7 +86,7 @@ def _one_minus_exp(t: Any) -> Any:
 
 
 @_inline
-def _root(x: Any, k: Any, c: Any, inverse: Any) -> Any:
+def _root(x, k, c, inverse):
     # E where x(E) = x, or its inverse: E is 0 where every E has a smaller x, and infinite where none has
     tail = k * (1.0 - c * x)
     a = c * k * x
@@ -98,14 +98,14 @@ def _root(x: Any, k: Any, c: Any, inverse: Any) -> Any:
 
 
 @njit(error_model="numpy")
-def _gap(x: Any, y: Any, c: Any) -> Any:
+def _gap(x, y, c):
     # d of the first layer whose attention has the coordinates (x, y)
     squared = math.log(1.0 + y - c * x) + math.log(1.0 + x - c * y) - 2.0 * math.log1p(c) - math.log(x) - math.log(y)
     return math.sqrt(max(squared, 0.0))
 
 
 @_inline
-def _point(column: Any, kE: Any, k_E: Any, place: Any, constants: Any) -> Any:
+def _point(column, kE, k_E, place, constants):
     # Weight, z_1 - omega_1 and z_2 - omega_2. kE and k_E are k E and k / E: the fractions for x and y are divided by E.
     k2, rest, slope, first, second, start, step, half = column
     b, c, prior, likelihood, level, _, _ = constants
@@ -122,7 +122,7 @@ def _point(column: Any, kE: Any, k_E: Any, place: Any, constants: Any) -> Any:
 
 
 @_inline
-def _with_traces(s: Any, point: Any) -> Any:
+def _with_traces(s, point):
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
     squares = s[5] + (w1 * a1 + w2 * a2), s[6] + (w1 * e1 + w2 * e2), s[7] + (w3 * e1 + w4 * e2)
@@ -130,7 +130,7 @@ def _with_traces(s: Any, point: Any) -> Any:
 
 
 @_inline
-def _with_squares(s: Any, point: Any) -> Any:
+def _with_squares(s, point):
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
     first = s[5] + w1 * a1, s[6] + w1 * a2, s[7] + w1 * e1, s[8] + w1 * e2
@@ -140,7 +140,7 @@ def _with_squares(s: Any, point: Any) -> Any:
 
 
 @_inline
-def _half_difference(one: Any, two: Any, problem: Any) -> Any:
+def _half_difference(one, two, problem):
     # of two estimates, in units of the total: the largest over the weight and the first moments
     total = 0.5 * (one[0] + two[0])
     first = max(abs(one[1] - two[1]), abs(one[2] - two[2])) * problem[5]
@@ -150,7 +150,7 @@ def _half_difference(one: Any, two: Any, problem: Any) -> Any:
 
 
 @_inline
-def _expected(ratio: Any) -> Any:
+def _expected(ratio):
     # Relative error of a rule whose two halves differ by this. The power would be 2 where the Fourier transform of the
     # integrand decays exponentially, 4 where it is Gaussian. What is reported is always the square.
     return ratio * ratio * math.sqrt(math.sqrt(ratio))
@@ -170,15 +170,20 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
     KE, K_E, MORE, LESS, HALF, START = (row * stride for row in range(10, 16))
     SUMS, NEXT = 16 * stride, 31 * stride
     XI, SPREAD, X0, X1, Y0, Y1, RIGHT = (row * stride for row in range(16, 23))  # while there are no sums yet
-    OUTER, RATIO, UNFINISHED, ORDER = range(4)
+    OUTER, RATIO, ORDER = range(3)
 
     @inline
-    def padded(size: Any) -> Any:
+    def padded(size):
         # whole vectors: what stands beyond the last column repeats it, and is not read
         return 1 if stride == 1 else (size + 7) // 8 * 8
 
+    @inline
+    def reached(middle, width, divisor):
+        one, two = (middle - width) / divisor, (middle + width) / divisor
+        return max(min(one, two), 0.0), max(one, two)
+
     @jit
-    def find_pieces(sample: Any, problem: Any, pieces: Any) -> Any:
+    def find_pieces(sample, problem, pieces):
         # pieces: rows lower, upper, d_0, sign, x0, x1, y0, y1. Returns how many there are.
         u, omega, reach, _ = sample
         v11, v22, _, noise, c = problem[:5]
@@ -194,12 +199,8 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         number = 0
         for index in range(4):  # the sign of u, then the sign of d
             sign = 1.0 if index < 2 else -1.0
-            xa = (sign * omega[1, 0] - first - width) / divisor
-            xb = (sign * omega[1, 0] - first + width) / divisor
-            ya = (second - sign * omega[1, 1] - width) / divisor
-            yb = (second - sign * omega[1, 1] + width) / divisor
-            x0, x1 = max(min(xa, xb), 0.0), max(xa, xb)
-            y0, y1 = max(min(ya, yb), 0.0), max(ya, yb)
+            x0, x1 = reached(sign * omega[1, 0] - first, width, divisor)
+            y0, y1 = reached(second - sign * omega[1, 1], width, divisor)
             if x1 <= 0.0 or y1 <= 0.0 or x0 + y0 >= largest:
                 continue
             x1, y1 = min(x1, largest - y0), min(y1, largest - x0)
@@ -212,14 +213,15 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
             upper = -near if index % 2 == 1 else far
             lower, upper = max(lower, gap - span), min(upper, gap + span)
             if upper > lower:
-                pieces[0, number], pieces[1, number] = math.asinh(lower / scale), math.asinh(upper / scale)
-                pieces[2, number], pieces[3, number] = scale, sign
-                pieces[4, number], pieces[5, number], pieces[6, number], pieces[7, number] = x0, x1, y0, y1
+                ends = math.asinh(lower / scale), math.asinh(upper / scale)
+                piece = *ends, scale, sign, x0, x1, y0, y1
+                for row in range(8):
+                    pieces[row, number] = piece[row]
                 number += 1
         return number
 
     @jit
-    def place_columns(t: Any, size: Any, sample: Any, problem: Any) -> None:
+    def place_columns(t, size, sample, problem):
         # where there is nothing to integrate, right is not above left
         _, omega, reach, _ = sample
         v11, _, _, _, c = problem[:5]
@@ -249,7 +251,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
             t[WEIGHT + j] *= half_scale * (grown + shrunk)
 
     @jit
-    def make_columns(t: Any, columns: Any, offset: Any, sample: Any, rule: Any, pieces: Any, state: Any) -> Any:
+    def make_columns(t, columns, offset, sample, rule, pieces, state):
         # columns (begin, end, how many a piece has) of all unfinished pieces, less the empty ones. Returns how many there are.
         begin, end, count = columns
         u, omega, _, _ = sample
@@ -260,8 +262,8 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
             step = (pieces[1, piece] - pieces[0, piece]) / count
             t[OWNER + j], t[WEIGHT + j] = piece, step
             t[XI + j], t[SPREAD + j] = pieces[0, piece] + (number + offset) * step, pieces[2, piece]
-            t[X0 + j], t[X1 + j] = pieces[4, piece], pieces[5, piece]
-            t[Y0 + j], t[Y1 + j] = pieces[6, piece], pieces[7, piece]
+            for row in range(4):
+                t[X0 + row * stride + j] = pieces[4 + row, piece]
             if j < end - begin - 1:
                 number += 1
                 if number == count:
@@ -283,7 +285,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         return size
 
     @inline
-    def two_points(t: Any, j: Any, place: Any, constants: Any) -> Any:
+    def two_points(t, j, place, constants):
         first = t[K2 + j], t[REST + j], t[SLOPE + j], t[FIRST + j], t[SECOND + j]
         column = *first, t[START + j], t[STEP + j], t[HALF + j]
         kE, k_E, more, less = t[KE + j], t[K_E + j], t[MORE + j], t[LESS + j]
@@ -292,15 +294,15 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         return one, _point(column, kE * more, k_E * less, place + 1.0, constants)
 
     @inline
-    def five(t: Any, i: Any) -> Any:
+    def five(t, i):
         return t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride]
 
     @inline
-    def put_five(t: Any, i: Any, s: Any) -> None:
+    def put_five(t, i, s):
         t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride] = s
 
     @jit
-    def sum_columns(t: Any, size: Any, count: Any, offset: Any, constants: Any, full: Any) -> None:
+    def sum_columns(t, size, count, offset, constants, full):
         # the points of all columns, into the rows from NEXT on
         middle, gap = constants[5], constants[6]
         number = 15 if full else 8
@@ -346,7 +348,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
                 t[NEXT + moment * stride + j] *= t[STEP + j] * t[WEIGHT + j]
 
     @jit
-    def refine_columns(t: Any, size: Any, constants: Any, rule: Any, partition: Any, sums: Any) -> None:
+    def refine_columns(t, size, constants, rule, partition, sums):
         # From the sums of columns (NEXT) on, double their points until halves agree; add each to its piece once it is done.
         problem, limits, full = rule
         points, rounds, accuracy = limits
@@ -386,7 +388,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
                 break
 
     @jit
-    def integrate(sample: Any, rule: Any, scratch: Any, result: Any) -> Any:
+    def integrate(sample, rule, scratch, result):
         # Sums of one sample into result; their relative error. sums: rows of four pieces, and of what a round adds to them;
         # columns for the moments, the last one for errors.
         t, pieces, sums, state = scratch
@@ -400,17 +402,9 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         many = find_pieces(sample, problem, pieces)
         sums[:] = 0.0
         for piece in range(many):
-            state[UNFINISHED, piece] = 1.0
-        partition = 0.0
-        count = points
-        size = 0
+            state[ORDER, piece] = piece
+        partition, count, size, active = 0.0, points, 0, many
         for round_ in range(rounds):
-            active = 0
-            for piece in range(many):
-                if state[UNFINISHED, piece] > 0.0:
-                    state[ORDER, active] = piece
-                    active += 1
-                    sums[4 + piece] = 0.0
             if active == 0:
                 break
             planned = active * count
@@ -439,13 +433,18 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
             if round_ > 0:
                 count *= 2
             partition = sums[0, 0] + sums[1, 0] + sums[2, 0] + sums[3, 0]
+            unfinished = 0
             for k in range(active):
                 piece = int(state[ORDER, k])
                 ratio, share = state[RATIO, piece], sums[piece, 0]
                 failing = share > NEGLIGIBLE * accuracy * partition
                 if round_ > 0:
                     failing = failing and (ratio >= 1.0 or _expected(ratio) * share > accuracy * partition)
-                state[UNFINISHED, piece] = 1.0 if failing else 0.0
+                if failing:
+                    state[ORDER, unfinished] = piece
+                    sums[4 + piece] = 0.0
+                    unfinished += 1
+            active = unfinished
         error = 0.0
         for moment in range(number):
             result[moment] = sums[0, moment] + sums[1, moment] + sums[2, moment] + sums[3, moment]
@@ -460,7 +459,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
 _integrate = kernel(njit(fastmath={"contract"}, error_model="numpy"), _inline, 64, 72)
 
 
-def _integrate_block(u: Any, omega: Any, reach: Any, level: Any, rule: Any, result: Any, error: Any) -> None:
+def _integrate_block(u, omega, reach, level, rule, result, error):
     scratch = np.zeros(TABLE * 72), np.empty((8, 4)), np.empty((8, 16)), np.empty((4, 4))
     for row in range(u.shape[0]):
         error[row] = _integrate((u[row], omega[row], reach[row], level[row]), rule, scratch, result[:, row])
