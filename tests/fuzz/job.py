@@ -44,7 +44,7 @@ from smimbench.report.rows import error_rows, suite_records  # noqa: E402
 from smimbench.report.text_files import as_csv, as_markdown  # noqa: E402
 from smimbench.run.campaign import plan_campaign  # noqa: E402
 from smimbench.run.external import read_estimate  # noqa: E402
-from smimbench.run.record import digest_of  # noqa: E402
+from smimbench.run.record import sealed  # noqa: E402
 from smimbench.run.store import Store, theory_folder  # noqa: E402
 from smimbench.run.theory_cache import TheoryCache  # noqa: E402
 from smimbench.suite.errors import SuiteError  # noqa: E402
@@ -152,27 +152,24 @@ def read_suite(text: str, folder: Path) -> None:
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 
+WEDGES = [b"[" * 2000, b"9" * 5000, b"\x00", b"\xff\xfe", b"null", b"1e999", b"{}", b'"']
+EDITS = (
+    lambda data, i, j, dice: data[:i] + bytes([dice.randrange(256)]) + data[i + 1 :],
+    lambda data, i, j, dice: data[:i] + data[min(j, i + 40) :],
+    lambda data, i, j, dice: data[:i] + data[i : min(j, i + 200)] + data[i:],
+    lambda data, i, j, dice: data[:i] + dice.choice(WEDGES) + data[i:],
+    lambda data, i, j, dice: data[:i],
+    lambda data, i, j, dice: data[:i] + bytes([data[i] ^ 1 << dice.randrange(8)]) + data[i + 1 :],
+)
+
+
 def mutated(data: bytes, dice: random.Random) -> bytes:
     """The same with a few bytes changed, left out, doubled or moved."""
-    found = bytearray(data)
     for _ in range(dice.choice([1, 1, 2, 4, 16])):
-        if not found:
-            break
-        i, j = sorted((dice.randrange(len(found)), dice.randrange(len(found))))
-        kind = dice.randrange(6)
-        if kind == 0:
-            found[i] = dice.randrange(256)
-        elif kind == 1:
-            del found[i : min(j, i + 40)]
-        elif kind == 2:
-            found[i:i] = found[i : min(j, i + 200)]
-        elif kind == 3:
-            found[i:i] = dice.choice([b"[" * 2000, b"9" * 5000, b"\x00", b"\xff\xfe", b"null", b"1e999", b"{}", b'"'])
-        elif kind == 4:
-            del found[i:]
-        else:
-            found[i] ^= 1 << dice.randrange(8)
-    return bytes(found)
+        if data:
+            i, j = sorted((dice.randrange(len(data)), dice.randrange(len(data))))
+            data = dice.choice(EDITS)(data, i, j, dice)
+    return data
 
 
 def changed(value, dice: random.Random):
@@ -200,15 +197,35 @@ def change_structure(file: Path, dice: random.Random) -> None:
             record = json.loads(path.read_text())
             if (record.get("trajectory") or {}).get("file") == file.name:
                 record["trajectory"]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-                path.write_text(json.dumps({**record, "digest": digest_of(record)}))
+                write_resealed(path, record)
         return
     document = json.loads(file.read_text())
     part = "answer" if "answer" in document else dice.choice(["document", "document", "document", "run"])
     document[part] = changed(document[part], dice)
-    document.pop("digest")
-    with contextlib.suppress(ValueError, TypeError):
-        document["digest"] = digest_of(document)
+    write_resealed(file, document)
+
+
+def write_resealed(file: Path, document) -> None:
+    """A document with the digest that belongs to it, where it can have one."""
+    if isinstance(document, dict):
+        with contextlib.suppress(ValueError, TypeError):
+            document = sealed(document)
     file.write_text(json.dumps(document))
+
+
+@contextlib.contextmanager
+def restored(*files: Path):
+    """Afterwards the files are what they were."""
+    kept = {path: path.read_bytes() for path in files}
+    yield
+    for path, data in kept.items():
+        path.write_bytes(data)
+
+
+def read_npz(file: Path) -> None:
+    """An estimate is read, or refused by an error of our own."""
+    with contextlib.suppress(*OWN):
+        read_estimate(file, (1, 30))
 
 
 def read_store(folder: Path, cache: TheoryCache | None = None) -> None:
@@ -334,51 +351,36 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
         elif kind == "npz":
             data = mutated(estimate.getvalue(), dice)
             (folder / "fuzz.npz").write_bytes(data)
-
-            def case():
-                with contextlib.suppress(*OWN):
-                    read_estimate(folder / "fuzz.npz", (1, 30))
-
-            note("npz by bytes", watched(case), data)
+            note("npz by bytes", watched(read_npz, folder / "fuzz.npz"), data)
         else:
             file = dice.choice(by_bytes)
-            before = file.read_bytes()
-            data = mutated(before, dice)
-            file.write_bytes(data)
             store = file.parent if file.parent in stores else stores[0]
-            note(f"kept files by bytes ({file.suffix[1:]})", watched(read_store, store), (file.name, data))
-            if file.name == "run.json":
-                note("run.json by bytes", watched(run_line, ["show", str(store)]), data)
-            file.write_bytes(before)
+            with restored(file):
+                data = mutated(file.read_bytes(), dice)
+                file.write_bytes(data)
+                note(f"kept files by bytes ({file.suffix[1:]})", watched(read_store, store), (file.name, data))
+                if file.name == "run.json":
+                    note("run.json by bytes", watched(run_line, ["show", str(store)]), data)
     cache = TheoryCache(folder / "results" / "theory")
     for _ in range(cases // 4):
         file = dice.choice([path for store in stores for path in store.glob("*.json") if path.name != "run.json"])
-        before = file.read_bytes()
-        document = json.loads(before)
+        document = json.loads(file.read_bytes())
         for _ in range(dice.choice([1, 1, 2])):
             document = changed(document, dice)
-        if isinstance(document, dict):
-            with contextlib.suppress(ValueError, TypeError):
-                document["digest"] = digest_of(document)
-        file.write_text(json.dumps(document))
-        note("records by fields", watched(read_store, file.parent, cache), document)
-        file.write_bytes(before)
+        with restored(file):
+            write_resealed(file, document)
+            note("records by fields", watched(read_store, file.parent, cache), document)
     pack, trajectories = folder / "results" / "pack.json", [*stores[1].glob("*.npz")]
     structured = [*sorted((folder / "results" / "theory").glob("*.json")), pack, *trajectories]
     for _ in range(cases // 8):
         file = dice.choice([pack, *trajectories, *structured])
-        kept = {path: path.read_bytes() for path in (*structured, *stores[1].glob("*.json"))}
-        change_structure(file, dice)
         place = str(pack if file == pack else stores[file.suffix == ".npz"])
         form = dice.choice([["--json"], ["--csv"], ["--markdown"], ["--full"]])
         words = ["compare", place, place] if dice.random() < 0.2 else ["show", place, *form]
-        note(
-            "other structures under a digest that fits",
-            watched(run_line, words),
-            (file.name, file.read_bytes()[-3000:]),
-        )
-        for path, data in kept.items():
-            path.write_bytes(data)
+        with restored(*structured, *stores[1].glob("*.json")):
+            change_structure(file, dice)
+            shown = (file.name, file.read_bytes()[-3000:])
+            note("other structures under a digest that fits", watched(run_line, words), shown)
     os.chdir(folder)
     while sum(done.values()) < cases:
         words = [dice.choice(COMMANDS), *(dice.choice(WORDS) for _ in range(dice.randrange(6)))]
