@@ -62,6 +62,15 @@ class _Work(NamedTuple):
         return max(self.flops / rate, self.bytes / bandwidth) + CALL
 
 
+class _Past(NamedTuple):
+    """How long a run has taken."""
+
+    alpha: float
+    dimension: int
+    iterations: int
+    seconds: float
+
+
 def estimate_cost(
     cells: Sequence[Cell], workers: int, past: Iterable[Mapping[str, Any]] = (), *, trials: bool = True
 ) -> Estimate:
@@ -78,20 +87,23 @@ def estimate_cost(
         False rests on the matrix products alone where there is no past run.
     """
     seconds, peak, learned, tried = 0.0, 0, 0, 0
-    known = _past_runs(past)
-    for group, problem, algorithm in _groups(cells):
+    known: dict[str, list[_Past]] = {}
+    for record in past:
+        cell, timing = record["cell"], record.get("timing") or {}
+        if timing.get("machine") == machine.fingerprint() and timing.get("total_seconds") and record.get("iterations"):
+            run = _Past(cell["alpha"], cell["dimension"], record["iterations"], timing["total_seconds"])
+            known.setdefault(_identity(cell["problem"], cell["algorithm"], cell["backend"]), []).append(run)
+    for name, group, problem, algorithm in _groups(cells):
         if refusal(algorithm, problem):
             continue
-        speed = _ceilings_of(group[0])
-        runs = known.get(_identity(group[0]), [])
+        speed, runs = _ceilings_of(group[0]), known.get(name, [])
         trial = _trial(problem, algorithm, group, speed) if trials and not runs else []
-        pace, usual = 1.0, float(USUAL)
-        if runs or trial:
-            places = [(r["cell"]["alpha"], r["cell"]["dimension"]) for r, _ in runs or trial]
-            products = [_work(problem, algorithm, group[0], *place).seconds(*speed) for place in places]
-            pace = float(np.median([taken / one for (_, taken), one in zip(runs or trial, products)]))
-        if runs:
-            usual = float(np.median([record["iterations"] for record, _ in runs]))
+        usual = float(np.median([run.iterations for run in runs])) if runs else USUAL
+        paces = [
+            run.seconds / run.iterations / _work(problem, algorithm, group[0], run.alpha, run.dimension).seconds(*speed)
+            for run in runs or trial
+        ]
+        pace = float(np.median(paces or [1.0]))
         for cell in group:
             work = _work(problem, algorithm, cell, cell.alpha, cell.dimension)
             seconds += pace * work.seconds(*speed) * (work.steps or min(usual, cell.run.max_iterations))
@@ -104,7 +116,7 @@ def estimate_cost(
 def prices(cells: Sequence[Cell]) -> dict[str, float]:
     """Price of each cell by its key: the same on every machine, and no past run counts."""
     found: dict[str, float] = {}
-    for group, problem, algorithm in _groups(cells):
+    for _, group, problem, algorithm in _groups(cells):
         refused = refusal(algorithm, problem)
         for cell in group:
             work = _work(problem, algorithm, cell, cell.alpha, cell.dimension)
@@ -116,40 +128,27 @@ def prices(cells: Sequence[Cell]) -> dict[str, float]:
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:
     """Bytes that the largest of the cells takes, its process included."""
     largest = 0
-    for group, problem, _ in _groups(cells):
+    for _, group, problem, _ in _groups(cells):
         points = {(cell.alpha, cell.dimension): cell for cell in group}
         largest = max(largest, *(_memory(problem, cell) for cell in points.values()))
     return largest
 
 
-def _groups(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Problem, Any]]:
+def _groups(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], Problem, Any]]:
     """Cells with the same problem, algorithm and backend."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(_identity(cell), []).append(cell)
-    for group in groups.values():
-        yield group, *group[0].rebuild(get_registry())
+        groups.setdefault(_identity(cell.problem, cell.algorithm, cell.backend), []).append(cell)
+    for name, group in groups.items():
+        yield name, group, *group[0].rebuild(get_registry())
 
 
-def _identity(cell: Cell) -> str:
-    return canonical_json([cell.problem, cell.algorithm, cell.backend])
+def _identity(*parts: Any) -> str:
+    return canonical_json(parts)
 
 
-def _past_runs(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, Any], float]]]:
-    """Past runs of this machine, each with its seconds per iteration."""
-    found: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
-    for record in records:
-        timing, cell = record.get("timing") or {}, record["cell"]
-        if timing.get("machine") == machine.fingerprint() and timing.get("total_seconds") and record.get("iterations"):
-            key = canonical_json([cell["problem"], cell["algorithm"], cell["backend"]])
-            found.setdefault(key, []).append((record, timing["total_seconds"] / record["iterations"]))
-    return found
-
-
-def _trial(
-    problem: Problem, algorithm: Any, group: Sequence[Cell], speed: tuple[float, float]
-) -> list[tuple[Mapping[str, Any], float]]:
-    """The record of some iterations on a smaller instance, with their seconds; nothing where they fail."""
+def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell], speed: tuple[float, float]) -> list[_Past]:
+    """Some iterations on a smaller instance; nothing where they fail."""
     cell = max(group, key=lambda cell: cell.alpha)
     dimension = cell.dimension
     while dimension > 8 and _work(problem, algorithm, cell, cell.alpha, dimension).seconds(*speed) > TRIAL + CALL:
@@ -164,7 +163,7 @@ def _trial(
         record = run_cell(trial, registry=registry)
     timing = record["timing"]
     one = timing.get("per_iteration") or timing.get("first_iteration")
-    return [(record, one)] if one else []
+    return [_Past(cell.alpha, dimension, 1, one)] if one else []
 
 
 def _work(problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension: int) -> _Work:
