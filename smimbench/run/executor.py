@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
 
+    Events = queue.Queue[tuple["_Worker", bytes | None]]
+
 __all__ = ["Ended", "Executor", "Limits", "Task", "Underway"]
 
 RESERVE = 0.03
@@ -133,7 +135,7 @@ class Executor:
     def __init__(self, most: int, threads: int, registry: Any, **setup: Any) -> None:
         self.workers: list[_Worker] = []
         self._most, self._registry, self._setup = most, registry, {**setup, "threads": threads}
-        self._events: queue.Queue[tuple[_Worker, bytes | None]] = queue.Queue()
+        self._events: Events = queue.Queue()
 
     def run(
         self,
@@ -228,13 +230,7 @@ class Executor:
 class _Worker:
     """One process, and what is known of it."""
 
-    def __init__(
-        self,
-        registry: Any,
-        distributions: frozenset[str],
-        setup: JsonObject,
-        events: queue.Queue[tuple[_Worker, bytes | None]],
-    ) -> None:
+    def __init__(self, registry: Any, distributions: frozenset[str], setup: JsonObject, events: Events) -> None:
         self.distributions = distributions
         self.task: Task | None = None
         self._verdict: tuple[Status, str] | None = None
@@ -264,7 +260,7 @@ class _Worker:
     def _send(self, message: bytes) -> None:
         unless(OSError, send, self.process.stdin, message)  # if it is dead, the other pipe says so too
 
-    def _listen(self, events: queue.Queue[tuple[_Worker, bytes | None]]) -> None:
+    def _listen(self, events: Events) -> None:
         stream: Any = self.process.stdout
         with stream:
             try:
@@ -288,9 +284,9 @@ class _Worker:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has ended and all that it wrote is read, also if somebody else holds its pipe open."""
-        if self.process.poll() is not None:
-            self._died = self._died or time.monotonic()
+        """Whether it ended half a second ago: all that it wrote is read, also if somebody else holds its pipe open."""
+        if self._died is None and self.process.poll() is not None:
+            self._died = time.monotonic()
         return self._died is not None and time.monotonic() - self._died > 0.5
 
     def begin(self, task: Task) -> None:
