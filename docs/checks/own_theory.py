@@ -171,7 +171,7 @@ def one_run(row, problem, size, run):
     if row.start is None:
         limits = LoopSettings(tolerance=1e-5, max_iterations=1000)
         made = partial(generator, size, run)
-        attempt = run_algorithm(problem, instance, data, algorithm, made, limits, backend).attempt
+        attempt = run_algorithm(problem, instance, data, algorithm, made, limits, backend)
         metrics, start = attempt.metrics, list(attempt.start.values())
         found["status"] = attempt.status.value
     else:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smimbench.derive.stopping import OverlapRule
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
     from smimbench.files import JsonObject
-    from smimbench.interfaces import Array, Data, Info
+    from smimbench.interfaces import Data, Info
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
 
-__all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
+__all__ = ["LoopRun", "LoopSettings", "Status", "run_algorithm"]
 
 
 class Status(enum.Enum):
@@ -88,42 +88,6 @@ class LoopSettings:
     head_start: float = 0.0
 
 
-@dataclass
-class LoopResult:
-    """How a run ended, and what it found.
-
-    Attributes
-    ----------
-    metrics, blank : dict
-        Of the last estimate, by name; metrics that raised, and what.
-    start, final : dict
-        Overlaps of the first estimate; what the last step reported, and findings.
-    V : ndarray or None
-        Error that the algorithm claims.
-    broken_claim : bool
-        Whether the stopping rule does not trust the end.
-    restarts : int
-        1 if the algorithm was started anew or resumed, for ``restart_reason``; ``lost_seconds`` went into the first start.
-    """
-
-    status: Status
-    reason: str
-    metrics: dict[str, list[float]]
-    iterations: int
-    clock: Clock
-    trajectory: dict[str, list[Any]]
-    final: JsonObject
-    warnings: list[str]
-    estimate: Array
-    V: Array | None
-    broken_claim: bool
-    start: JsonObject
-    blank: dict[str, str]
-    restarts: int = 0
-    restart_reason: str | None = None
-    lost_seconds: float = 0.0
-
-
 def run_algorithm(
     problem: Problem,
     instance: Instance,
@@ -132,7 +96,7 @@ def run_algorithm(
     make_rng: Callable[[int], np.random.Generator],
     settings: LoopSettings,
     backend: Backend,
-) -> LoopResult:
+) -> LoopRun:
     """Run an algorithm on an instance until the stopping rule ends it.
 
     Parameters
@@ -140,20 +104,38 @@ def run_algorithm(
     make_rng : callable
         Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
     """
-    first = _Run(problem, instance, data, algorithm, make_rng(0), settings, backend).drive()
+    first = LoopRun(problem, instance, data, algorithm, make_rng(0), settings, backend)
     version = None
     if not first.restarts and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
         version = algorithm.retry(problem, first.status.value)
     if version is None:
         return first
-    second = _Run(problem, instance, data, version, make_rng(1), settings, backend).drive()
-    warnings = list(dict.fromkeys(first.warnings + second.warnings))
-    reason, lost = f"{first.status.value}: {first.reason}", first.clock.seconds
-    return replace(second, warnings=warnings, restarts=1, restart_reason=reason, lost_seconds=lost)
+    second = LoopRun(problem, instance, data, version, make_rng(1), settings, backend)
+    second.warnings = list(dict.fromkeys(first.warnings + second.warnings))
+    second.restarts, second.restart_reason = 1, f"{first.status.value}: {first.reason}"
+    second.lost_seconds = first.clock.seconds
+    return second
 
 
-class _Run:
-    """One pass of the loop: what is known of it, whether it goes on, and how it ended."""
+class LoopRun:
+    """One pass of the loop: an algorithm is run when it is made, and its attributes say how that ended.
+
+    Attributes
+    ----------
+    status, reason : Status and str
+    iterations : int
+    clock : Clock
+    metrics, blank, trajectory : dict
+        Of the last estimate; metrics that raised, and what; what was measured on the way.
+    start, final : dict
+        Overlaps of the first estimate; what the last step reported, and findings.
+    estimate, V : ndarray
+        The last estimate, and the error that the algorithm claims, or None.
+    broken_claim : bool
+        Whether the stopping rule does not trust the end.
+    restarts : int
+        1 if the algorithm was started anew or resumed, for ``restart_reason``; ``lost_seconds`` went into the first start.
+    """
 
     def __init__(
         self,
@@ -165,106 +147,93 @@ class _Run:
         settings: LoopSettings,
         backend: Backend,
     ) -> None:
-        self.problem, self.data, self.algorithm = problem, data, algorithm
-        self.settings, self.backend = settings, backend
+        self._problem, self._data, self._algorithm, self._settings = problem, data, algorithm, settings
         plan = algorithm.plan(data)
-        self.steps = plan.steps
-        self.last = self.steps if self.steps is not None else settings.max_iterations
-        self.readings = Readings(problem)
-        self.rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
-        self.course = Trajectory(instance)
+        self._steps = plan.steps
+        self._last = plan.steps if plan.steps is not None else settings.max_iterations
+        self._readings = Readings(problem)
+        self._rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
+        self._course = Trajectory(instance)
         self.clock = Clock(settings.head_start)
         self.warnings: list[str] = []
-        self.status, self.reason = Status.NOT_CONVERGED, f"{self.last} iterations reached"
-        self.iteration, self.broken_claim = 0, False
-        self.resumed: str | None = None
+        self.status, self.reason = Status.NOT_CONVERGED, f"{self._last} iterations reached"
+        self.iterations, self.broken_claim = 0, False
+        self.restarts, self.lost_seconds = 0, 0.0
+        self.restart_reason: str | None = None
         iterations_made(0)
-        self.state = self.clock.time(lambda: algorithm.init(problem, data, rng), backend)
-        estimate = algorithm.estimate(self.state)
-        self.course.record(estimate, 0, self.clock.seconds, self.readings.latest)
-        self.start = instance.overlaps(estimate)
-        self.over = self.last <= 0
-
-    def drive(self) -> LoopResult:
-        """Step until it has ended."""
-        while not self.over:
-            info = self.clock.time(self._step, self.backend)
-            self.iteration += 1
-            iterations_made(self.iteration)
+        self._state = self.clock.time(lambda: algorithm.init(problem, data, rng), backend)
+        estimate = algorithm.estimate(self._state)
+        self._course.record(estimate, 0, self.clock.seconds, self._readings.latest)
+        self.start = {name: matrix.tolist() for name, matrix in instance.overlaps(estimate)._asdict().items()}
+        self._over = self._last <= 0
+        while not self._over:
+            info = self.clock.time(self._step, backend)
+            self.iterations += 1
+            iterations_made(self.iterations)
             self._take(info)
-        return self._result()
+        self._finish()
 
     def _step(self) -> Info:
-        self.state, info = self.algorithm.step(self.problem, self.data, self.state)
-        return self.readings.read(info)  # the one transfer of an iteration
+        self._state, info = self._algorithm.step(self._problem, self._data, self._state)
+        return self._readings.read(info)  # the one transfer of an iteration
 
     def _take(self, info: Info) -> None:
         """A step was made and reported this: measure it, and see whether it was the last."""
-        settings, iteration, steps = self.settings, self.iteration, self.steps
+        settings, iteration, steps = self._settings, self.iterations, self._steps
         if info.warning is not None and (said := printable(info.warning, 2000)) not in ("", *self.warnings):
             self.warnings.append(said)
-        self.over = iteration >= self.last
-        if self.readings.divergence:
-            self._end(Status.DIVERGED, f"{self.readings.divergence} at iteration {iteration}")
+        self._over = iteration >= self._last
+        if self._readings.divergence:
+            self._end(Status.DIVERGED, f"{self._readings.divergence} at iteration {iteration}")
             return
-        self.rule.watch(info)
+        self._rule.watch(info)
         # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
-        ending = self.rule.ending(settings.tolerance) if steps is None else None
-        if steps is not None and self.over:
+        ending = self._rule.ending(settings.tolerance) if steps is None else None
+        if steps is not None and self._over:
             ending = f"all {steps} steps made"
         late = settings.timeout is not None and self.clock.seconds > settings.timeout
-        if ending or late or self.over or _is_logged(iteration, self.last):
-            self.course.record(self.algorithm.estimate(self.state), iteration, self.clock.seconds, info)
+        if ending or late or self._over or _is_logged(iteration, self._last):
+            self._course.record(self._algorithm.estimate(self._state), iteration, self.clock.seconds, info)
         if ending:
-            complaint = self.rule.complaint()
+            complaint = self._rule.complaint()
             self.broken_claim = bool(complaint)
             self._end(Status.NOT_CONVERGED if complaint else Status.OK, complaint or ending)
         elif late:
             self._end(Status.TIMEOUT, f"{settings.timeout:g} s reached after {iteration} iterations")
-        elif self.over and self.resumed is None and (self.rule.complaint() or not self.rule.settled()):
+        elif self._over and self.restart_reason is None and (self._rule.complaint() or not self._rule.settled()):
             self._resume()
 
     def _resume(self) -> None:
         """Go on for as many iterations again where the algorithm has a version for that."""
-        version = self.algorithm.retry(self.problem, "unsettled")
+        version = self._algorithm.retry(self._problem, "unsettled")
         if version is not None:
-            self.algorithm, self.over = version, False
-            self.resumed = f"{self.status.value}: {self.reason}, then resumed"
-            self.last += self.settings.max_iterations
-            self.reason = f"{self.last} iterations reached"
+            self._algorithm, self._over = version, False
+            self.restarts, self.restart_reason = (
+                1,
+                f"{self.status.value}: {self.reason}, then resumed",
+            )  # and no time was lost
+            self._last += self._settings.max_iterations
+            self.reason = f"{self._last} iterations reached"
 
     def _end(self, status: Status, reason: str) -> None:
-        self.status, self.reason, self.over = status, reason, True
+        self.status, self.reason, self._over = status, reason, True
 
-    def _result(self) -> LoopResult:
-        course, algorithm = self.course, self.algorithm
-        spread: dict[str, list[float]] = {}
-        if not course.finite:
+    def _finish(self) -> None:
+        algorithm, spread = self._algorithm, {}
+        if not self._course.finite:
             self.status, self.reason = Status.DIVERGED, "the estimate is not made of finite numbers"
         if self.status is Status.NOT_CONVERGED and not self.broken_claim:
-            if complaint := self.rule.complaint():
+            if complaint := self._rule.complaint():
                 self.reason, self.broken_claim = f"{self.reason}; {complaint}", True
-            elif self.steps is None and (settled := self.rule.settled()):
-                self.status, self.reason = Status.OK, f"{settled}, after {self.last} iterations"
-                spread = course.spread()
-        found, remarks = _findings(algorithm.findings(self.state))
-        return LoopResult(
-            status=self.status,
-            reason=self.reason,
-            metrics=course.metrics,
-            iterations=self.iteration,
-            clock=self.clock,
-            trajectory=course.trajectory,
-            final={**self.readings.final(), **spread, **found},
-            warnings=self.warnings + self.readings.warnings() + remarks,
-            estimate=algorithm.estimate(self.state),
-            V=algorithm.variance(self.state) if algorithm.variance is not None else None,
-            broken_claim=self.broken_claim,
-            start={name: matrix.tolist() for name, matrix in self.start._asdict().items()},
-            blank=course.broken,
-            restarts=int(self.resumed is not None),  # what was resumed had its second chance, and lost no time
-            restart_reason=self.resumed,
-        )
+            elif self._steps is None and (settled := self._rule.settled()):
+                self.status, self.reason = Status.OK, f"{settled}, after {self._last} iterations"
+                spread = self._course.spread()
+        found, remarks = _findings(algorithm.findings(self._state))
+        self.final = {**self._readings.final(), **spread, **found}
+        self.warnings += self._readings.warnings() + remarks
+        self.metrics, self.blank, self.trajectory = self._course.metrics, self._course.broken, self._course.trajectory
+        self.estimate = algorithm.estimate(self._state)
+        self.V = algorithm.variance(self._state) if algorithm.variance is not None else None
 
 
 def _findings(given: JsonObject) -> tuple[dict[str, list[float | None]], list[str]]:

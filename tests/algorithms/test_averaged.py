@@ -43,7 +43,7 @@ def run(problem, instance, algorithm, seed=0):
     backend = get_backend()
     data = instance.data(backend)
     make_rng = lambda attempt: np.random.default_rng([seed, attempt])  # noqa: E731
-    return run_algorithm(problem, instance, data, algorithm, make_rng, LoopSettings(), backend).attempt
+    return run_algorithm(problem, instance, data, algorithm, make_rng, LoopSettings(), backend)
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,8 @@ def test_gaussian_everything_ends_at_the_exact_posterior_mean(components, tokens
     exact = np.linalg.solve(x.T @ x + noise * np.eye(D), x.T @ y).T
     np.testing.assert_allclose(estimate, exact, atol=1e-9)
     through_the_loop = run(problem, 0.9, D)
-    assert through_the_loop.attempt.status is Status.OK
-    np.testing.assert_allclose(through_the_loop.attempt.estimate, exact, atol=2e-3)
+    assert through_the_loop.status is Status.OK
+    np.testing.assert_allclose(through_the_loop.estimate, exact, atol=2e-3)
 
 
 def test_noiseless_recovery_is_exact():
@@ -152,8 +152,8 @@ def test_noiseless_recovery_is_exact():
         (attention(), 0.4, 40),
     ):
         result = run(problem, alpha, D)
-        assert result.attempt.status is Status.OK, result.attempt.reason
-        assert result.attempt.metrics["mse"][0] < 1e-3
+        assert result.status is Status.OK, result.reason
+        assert result.metrics["mse"][0] < 1e-3
 
 
 # -- state evolution ----------------------------------------------------------------------------------------------
@@ -162,12 +162,12 @@ def test_noiseless_recovery_is_exact():
 def compare(problem, alpha, dimension, seeds, metric="mse", **settings):
     """Mean and standard error over seeds, theory at the sample ratio really used, statuses."""
     results = [run(problem, alpha, dimension, seed, **settings) for seed in range(seeds)]
-    values = np.array([r.attempt.metrics[metric][0] for r in results])
+    values = np.array([r.metrics[metric][0] for r in results])
     used = problem.instance(alpha, dimension).sample_ratio
     (prediction,) = solve(problem, [used])
     theory = float(prediction.mse[0] if metric == "mse" else prediction.Q[0, 0])
     sem = values.std(ddof=1) / math.sqrt(seeds) if seeds > 1 else math.nan
-    return values.mean(), sem, theory, {r.attempt.status for r in results}
+    return values.mean(), sem, theory, {r.status for r in results}
 
 
 def test_what_is_above_theory_at_small_size_vanishes_as_the_size_grows():
@@ -225,7 +225,7 @@ def test_a_run_that_runs_away_is_restarted_once_with_more_damping():
     for result in restarted:
         assert result.restart_reason.startswith(("diverged", "not-converged"))
         assert result.lost_seconds > 0
-    assert any(r.attempt.status is Status.OK for r in restarted)
+    assert any(r.status is Status.OK for r in restarted)
 
 
 @pytest.mark.parametrize(
@@ -246,9 +246,9 @@ def test_a_few_samples_a_direction_are_enough_to_come_to_rest(problem, alpha, di
     errors = []
     for seed in range(4):
         result = run(problem, alpha, dimension, seed)
-        assert result.attempt.status is Status.OK, result.attempt.reason
+        assert result.status is Status.OK, result.reason
         assert result.restarts == 0
-        errors.append(result.attempt.metrics["mse"][0])
+        errors.append(result.metrics["mse"][0])
     assert np.mean(errors) == pytest.approx(float(prediction.mse[0]), rel=0.25)
 
 
@@ -267,9 +267,9 @@ def test_continuing_from_inside_a_bulk_is_no_worse_than_taking_outliers_for_spik
     gains = []
     for seed in range(6):
         problem = attention()
-        errors = [run(problem, 0.08, 40, seed, max_iterations=60).attempt.metrics["mse"][0]]
+        errors = [run(problem, 0.08, 40, seed, max_iterations=60).metrics["mse"][0]]
         problem.prior = Other(problem.prior, lambda R, Qhat, denoise=problem.prior.denoise: denoise(R, Qhat))
-        errors.append(run(problem, 0.08, 40, seed, max_iterations=60).attempt.metrics["mse"][0])
+        errors.append(run(problem, 0.08, 40, seed, max_iterations=60).metrics["mse"][0])
         gains.append(errors[1] - errors[0])
     assert np.mean(gains) > 0
 
@@ -285,12 +285,12 @@ def test_a_run_that_does_not_come_to_rest_counts_all_noise_and_does():
     """100 samples of four tokens for 95 directions: V is claimed far too small and drifts, until all noise is counted."""
     problem = attention(tokens=4, rho=0.1)
     first, both = (run(problem, 0.01, 100, 1, algorithm) for algorithm in (Once(), Gamp()))
-    assert (first.attempt.status, first.restarts) == (Status.NOT_CONVERGED, 0)
-    assert (both.attempt.status, both.restarts) == (Status.OK, 1)
-    assert both.attempt.iterations > 300
+    assert (first.status, first.restarts) == (Status.NOT_CONVERGED, 0)
+    assert (both.status, both.restarts) == (Status.OK, 1)
+    assert both.iterations > 300
     predicted, made = (
-        [one.attempt.final["predicted_overlap"][0] for one in (first, both)],
-        [one.attempt.metrics["mse"][0] for one in (first, both)],
+        [one.final["predicted_overlap"][0] for one in (first, both)],
+        [one.metrics["mse"][0] for one in (first, both)],
     )
     assert (1.1 - predicted[0]) / made[0] < 0.6
     assert (1.1 - predicted[1]) / made[1] == pytest.approx(1, abs=0.4)
@@ -302,14 +302,14 @@ def test_noise_that_exceeds_what_is_predicted_keeps_a_run_from_claiming_too_much
     worst = {}
     for largest in (LARGEST_EXCESS, math.inf):
         monkeypatch.setattr(Gamp, "largest_excess", largest)
-        runs = [run(problem, 0.05, 50, seed, Once()).attempt for seed in (20, 21)]
+        runs = [run(problem, 0.05, 50, seed, Once()) for seed in (20, 21)]
         worst[largest] = max(r.metrics["mse"][0] / (1.1 - r.final["predicted_overlap"][0]) for r in runs)
     assert worst[LARGEST_EXCESS] < 10 < 100 < worst[math.inf]
 
 
 def test_the_scale_is_not_overshot_where_labels_do_not_show_it():
     """Signs of the latents leave the scale to the prior: a first step that holds V back overshoots."""
-    found = run(attention("hardmax", rho=0.1), 0.5, 50, 20, max_iterations=20).attempt
+    found = run(attention("hardmax", rho=0.1), 0.5, 50, 20, max_iterations=20)
     assert found.final["self_overlap"][0] == pytest.approx(1.1, abs=0.2)
 
 
@@ -373,11 +373,11 @@ def test_slow_aligned_steps_are_extrapolated(dtype, angle):
 def test_a_scale_that_labels_do_not_show_is_found_in_few_steps():
     """Each step corrects it by the share V of what it is wrong by; it took hundreds, or ended 10% off at thrice the error."""
     result = run(sequence("hardmax"), 8.0, 100, 0)
-    assert result.attempt.status is Status.OK
-    assert result.attempt.iterations < 150
-    (own,), (predicted,) = result.attempt.final["self_overlap"], result.attempt.final["predicted_overlap"]
+    assert result.status is Status.OK
+    assert result.iterations < 150
+    (own,), (predicted,) = result.final["self_overlap"], result.final["predicted_overlap"]
     assert own == pytest.approx(predicted, abs=0.02)
-    assert min(result.attempt.trajectory["damping"][1:]) < -10  # it leaped
+    assert min(result.trajectory["damping"][1:]) < -10  # it leaped
 
 
 def test_the_rule_of_the_restart():

@@ -132,10 +132,10 @@ def test_hardmax_is_learned_through_a_surrogate_that_says_so(algorithm):
     result = run_algorithm(
         problem, instance, data, algorithm, lambda k: np.random.default_rng(k), LoopSettings(), get_backend()
     )
-    assert any("surrogate" in warning and "softmax" in warning for warning in result.attempt.warnings)
+    assert any("surrogate" in warning and "softmax" in warning for warning in result.warnings)
     # The labels do not tell the scale, so the estimate has the prior's.
-    assert (result.attempt.estimate**2).sum() / 24 == pytest.approx(1.5)
-    assert result.attempt.metrics["overlap"][0] > 1.0
+    assert (result.estimate**2).sum() / 24 == pytest.approx(1.5)
+    assert result.metrics["overlap"][0] > 1.0
 
 
 def test_certainty_is_no_divergence():
@@ -145,7 +145,7 @@ def test_certainty_is_no_divergence():
     rule = Sgd(learning_rate=0.05, batch=50, epochs=100)
     result = run_algorithm(
         problem, instance, instance.data(get_backend()), rule, np.random.default_rng, LoopSettings(), get_backend()
-    ).attempt
+    )
     assert result.status == Status.OK, result.reason
     assert (result.estimate**2).mean() == pytest.approx(1.0)  # the prior's norm
 
@@ -469,9 +469,7 @@ def run(problem, alpha, dimension, replicate, algorithm):
     def make_rng(attempt):
         return np.random.default_rng([replicate, attempt])
 
-    return run_algorithm(
-        problem, instance, instance.data(backend), algorithm, make_rng, LoopSettings(), backend
-    ).attempt
+    return run_algorithm(problem, instance, instance.data(backend), algorithm, make_rng, LoopSettings(), backend)
 
 
 def test_all_steps_are_made():

@@ -21,7 +21,7 @@ def run(problem, instance, algorithm, start=None):
     data = instance.data(backend, start)
     return run_algorithm(
         problem, instance, data, algorithm, lambda k: np.random.default_rng(k), LoopSettings(), backend
-    ).attempt
+    )
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])

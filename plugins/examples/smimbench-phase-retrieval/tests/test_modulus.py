@@ -76,7 +76,7 @@ def test_message_passing_finds_the_signal_where_theory_says_so():
         gamp = get_registry().get("algorithm", "gamp").item()
         attempt = run_algorithm(
             PROBLEM, instance, instance.data(backend), gamp, np.random.default_rng, LoopSettings(), backend
-        ).attempt
+        )
         errors[alpha] = instance.metrics(attempt.estimate)["mse"][0]
     assert errors[0.3] > 0.8
     assert solve(PROBLEM, [0.3])[0].mse[0] == pytest.approx(1)

@@ -34,7 +34,7 @@ def run(problem, algorithm, alpha, dimension=12):
     backend = get_backend()
     data = instance.data(backend)
     settings = LoopSettings()
-    return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, settings, backend).attempt
+    return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, settings, backend)
 
 
 def test_all_of_torch_optim_is_there():
