@@ -14,14 +14,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace, special
 from smimbench.interfaces import Capabilities, Channel, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre
-from smimbench_channels.batches import identity_like, uncentred
+from smimbench_channels.batches import array_like, identity_like, uncentred
 
 __all__ = ["Probit", "Sign", "hazard"]
 
@@ -48,8 +47,7 @@ class _SignChannel(Channel):
         if self.noise > 0:
             if rng is None:
                 raise ValueError("rng is required: this channel is noisy")
-            draws = rng.standard_normal(tuple(z.shape))
-            z = z + math.sqrt(self.noise) * xp.asarray(draws, dtype=z.dtype, device=array_api_compat.device(z))
+            z = z + math.sqrt(self.noise) * array_like(rng.standard_normal(tuple(z.shape)), z)
         return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
 
     def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
@@ -208,6 +206,5 @@ def _difference(first: tuple[Any, Any], second: tuple[Any, Any], squares: Any) -
 
 def _surprise(u: Any) -> Any:
     """``phi(u)^2 / (Phi(u) Phi(-u))``."""
-    from scipy.special import log_ndtr
-
+    log_ndtr = special(np).log_ndtr
     return np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u) - log_ndtr(-u))

@@ -31,7 +31,7 @@ import numpy as np
 from smimbench.backend import clip, matching, namespace
 from smimbench.interfaces import Array
 from smimbench_channels.batches import Host, array_like, blocks, joined, put_tuple
-from smimbench_channels.sequence.softmax.deep.integrand import Law, Points, Vectors, make_law, total
+from smimbench_channels.sequence.softmax.deep.integrand import Law, Points, make_law, total
 from smimbench_channels.sequence.softmax.deep.proposal import Proposal, Sizes, draw_mixture, propose
 from smimbench_channels.sequence.softmax.moments import Moments, moments_of_means
 
@@ -107,7 +107,7 @@ def _importance_block(
     xp: Any, law: Law, V: Host, u: Array, omega: Array, accuracy: float, sizes: list[Sizes], full: bool, seed: int
 ) -> Moments:
     def improved(u: Array, omega: Array, mixture: Proposal, number: Sizes, stage_seed: int) -> Proposal:
-        points, log_weight = draw_mixture(xp, law, *_components(law, u, omega), mixture, number, stage_seed)
+        points, log_weight = draw_mixture(xp, law, u, omega, mixture, number, stage_seed)
         return propose(xp, law, u[:, : law.tokens], omega, points, log_weight, seed)
 
     pilot = Sizes(PILOT, PILOT, PILOT, 0) if law.tokens == 2 else Sizes(2 * PILOT, 0, 0, 0)
@@ -133,21 +133,14 @@ def _importance_block(
     return Moments(*found[:4])
 
 
-def _components(law: Law, u: Array, omega: Array) -> tuple[list[Array], Vectors]:
-    """``u`` by token, for two tokens followed by their difference; ``omega`` by layer and token."""
-    rows = [[omega[:, layer, m][:, None] for m in range(law.tokens)] for layer in range(law.layers)]
-    return [u[:, m][:, None] for m in range(u.shape[1])], rows
-
-
 def _estimate(
     xp: Any, law: Law, V: Host, u: Array, omega: Array, proposal: Proposal, sizes: Sizes, seed: int, full: bool
 ) -> _Estimate:
     """All scrambles of the mixture; weights are kept relative to the largest one seen. Infinite errors where none has any."""
-    outputs, means = _components(law, u, omega)
     level, squares = xp.full_like(u[:, 0], -1e300), xp.zeros_like(u[:, 0])
     parts: list[Array] = []
     for scramble in range(SCRAMBLES):
-        points, log_weight = draw_mixture(xp, law, outputs, means, proposal, sizes, seed + scramble)
+        points, log_weight = draw_mixture(xp, law, u, omega, proposal, sizes, seed + scramble)
         higher = xp.maximum(level, xp.max(log_weight, axis=1))
         fade = xp.exp(clip(level - higher, -700.0))
         parts = [part * fade for part in parts]
@@ -155,7 +148,7 @@ def _estimate(
         height = log_weight - level[:, None]
         weight = xp.where(height > -DARKEST, xp.exp(clip(height, -DARKEST)), 0.0)
         squares = squares * fade * fade + xp.sum(weight * weight, axis=1)
-        parts.append(_weighted_sums(xp, law, means, points, weight, full) / sum(sizes))
+        parts.append(_weighted_sums(xp, law, omega, points, weight, full) / sum(sizes))
     sums = xp.stack(parts)
     mass = xp.mean(sums[:, 0, :], axis=0)
     points_of_mass = xp.sum(sums[:, 0, :], axis=0) * sum(sizes)
@@ -179,21 +172,26 @@ def _estimate(
     return _Estimate(*moments_of_means(mass, level, constant, ratios, error, omega.shape), effective)
 
 
-def _sign_odds(xp: Any, law: Law, omega: Vectors, z: Vectors) -> tuple[list[Array], dict[tuple[int, int], Array]]:
-    """Given z up to a sign of each layer: posterior odds of the other sign, alone and in pairs (none if independent).
+def _sign_odds(xp: Any, law: Law, omega: Array, z: Array) -> tuple[list[Array], dict[tuple[int, int], Array]]:
+    """Given z (n, L, M, points) up to a sign of each layer: posterior odds of the other sign, alone and in pairs.
 
-    A label does not change with these signs, so only the Gaussian law tells them apart, and they are summed
-    out exactly.
+    A label does not change with these signs, so only the Gaussian law tells them apart, and they are summed out exactly. There
+    are no pairs if layers are independent.
     """
     layers, tokens = range(law.layers), range(law.tokens)
     precision = law.precision
     field = [
-        total(float(precision[a, b]) * omega[b][m] * z[a][m] for m in tokens for b in layers if precision[a, b] != 0.0)
+        total(
+            float(precision[a, b]) * omega[:, b, m, None] * z[:, a, m, :]
+            for m in tokens
+            for b in layers
+            if precision[a, b] != 0.0
+        )
         for a in layers
     ]
     pairs = list(itertools.combinations(layers, 2))
     coupling = {
-        (a, b): total(z[a][m] * z[b][m] for m in tokens) * float(precision[a, b])
+        (a, b): total(z[:, a, m, :] * z[:, b, m, :] for m in tokens) * float(precision[a, b])
         for a, b in pairs
         if precision[a, b] != 0.0
     }
@@ -214,13 +212,12 @@ def _sign_odds(xp: Any, law: Law, omega: Vectors, z: Vectors) -> tuple[list[Arra
     return [share(a) for a in layers], {pair: share(*pair) for pair in pairs}
 
 
-def _weighted_sums(xp: Any, law: Law, omega: Vectors, points: Points, weight: Array, full: bool) -> Array:
+def _weighted_sums(xp: Any, law: Law, omega: Array, points: Points, weight: Array, full: bool) -> Array:
     """Sums (moments, n) over points: weight, shift, then the second moment or its traces over tokens."""
     n, layers = weight.shape[0], range(law.layers)
-    dz = [*points.dw, [z - o for z, o in zip(points.last, omega[-1])]]
-    z = [[x + o for x, o in zip(row, mean)] for row, mean in zip(dz, omega)]
-    alone, pairs = _sign_odds(xp, law, omega, z)
-    deviation, place = (xp.stack([xp.stack(row, axis=1) for row in rows], axis=1) for rows in (dz, z))
+    deviation = xp.stack([xp.stack(row, axis=1) for row in points.dz], axis=1)
+    place = deviation + omega[..., None]
+    alone, pairs = _sign_odds(xp, law, omega, place)
     # (n, L, M, points); s z - omega = dz - (1 - s) z keeps its digits where s is almost surely 1
     shift = deviation - 2.0 * xp.stack(alone, axis=1)[:, :, None, :] * place
     weighted = shift * weight[:, None, None, :]

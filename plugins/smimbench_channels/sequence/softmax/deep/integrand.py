@@ -183,8 +183,8 @@ class Points(NamedTuple):
     """Points (samples, points) with what weights and moments need."""
 
     xi: Vectors
-    dw: Vectors
-    last: list[Array]  # z_L at the sign + of u
+    dz: Vectors  # z - omega of every layer, z_L at the sign + of u
+    last: list[Array]  # z_L
     log_plus: Array
     log_minus: Array
     log_total: Array
@@ -227,7 +227,8 @@ def log_integrand(xp: Any, law: Law, u: list[Array], omega: Vectors, xi: Vectors
         residual = [sign * z - o - x for z, o, x in zip(last, omega[before], center)]
         logs.append(-energy - (0.5 / law.noise) * squares([residual]) - size)
     plus, minus = logs
-    return Points(xi, dw, last, plus, minus, log_of_sum(xp, plus, minus), *of_two_tokens)
+    dz = [*dw, [z - o for z, o in zip(last, omega[before])]]
+    return Points(xi, dz, last, plus, minus, log_of_sum(xp, plus, minus), *of_two_tokens)
 
 
 def log_of_sum(xp: Any, a: Array, b: Array) -> Array:

@@ -92,7 +92,7 @@ def _log_branches(xp: Any, law: Law, odds: Array, omega: Vectors, points: Points
     right = points.side >= 0.0
     logs = []
     for sign, chances in ((1.0, odds[:, :2]), (-1.0, odds[:, 2:])):
-        rest = [*points.dw[:-1], [sign * z - o for z, o in zip(points.last, omega[-1])]]
+        rest = [*points.dz[:-2], [sign * z - o for z, o in zip(points.last, omega[-1])]]
         chance = xp.where(right, chances[:, :1], chances[:, 1:])
         logs.append(-0.5 * squares(combine(inverse, rest)) + xp.log(chance))
     return log_of_sum(xp, *logs) + points.jacobian + constant
@@ -104,7 +104,7 @@ def _log_gaps(xp: Any, law: Law, u: list[Array], omega: Vectors, points: Points)
     for layer, row in enumerate(points.xi):
         white = (row[0] - row[1]) * math.sqrt(0.5)
         scale = math.sqrt(2.0) * float(law.root[layer, layer])
-        gap = (omega[layer][0] - omega[layer][1]) + (points.dw[layer][0] - points.dw[layer][1])
+        gap = (omega[layer][0] - omega[layer][1]) + (points.dz[layer][0] - points.dz[layer][1])
         if layer < law.layers - 2:
             own = xp.exp(-0.5 * white * white)
         else:
@@ -198,12 +198,17 @@ def _branch_points(
 
 
 def draw_mixture(
-    xp: Any, law: Law, u: list[Array], omega: Vectors, proposal: Proposal, sizes: Sizes, seed: int
+    xp: Any, law: Law, outputs: Array, means: Array, proposal: Proposal, sizes: Sizes, seed: int
 ) -> tuple[Points, Array]:
-    """One scramble of the mixture; points and the logarithms of their weights."""
+    """One scramble of the mixture; points and the logarithms of their weights.
+
+    ``outputs`` are ``u`` by token, for two tokens followed by their difference, ``means`` is omega (n, L, M).
+    """
     from scipy.special import ndtri
 
-    n, before = u[0].shape[0], law.layers - 1
+    n, before = outputs.shape[0], law.layers - 1
+    u = [outputs[:, m][:, None] for m in range(outputs.shape[1])]
+    omega = [[means[:, layer, m][:, None] for m in range(law.tokens)] for layer in range(law.layers)]
     size = before * law.tokens
 
     def move(columns: Host) -> list[Array]:

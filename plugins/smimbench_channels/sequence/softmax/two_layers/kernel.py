@@ -302,10 +302,9 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride] = s
 
     @jit
-    def sum_columns(t, size, count, offset, constants, full):
+    def sum_columns(t, size, count, offset, constants, number):
         # the points of all columns, into the rows from NEXT on
         middle, gap = constants[5], constants[6]
-        number = 15 if full else 8
         many = padded(size)
         for j in range(size, many):
             for row in (D, LEFT, STEP, FIRST, SECOND, SLOPE, K2, REST):
@@ -327,7 +326,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         # Two points of all columns at a time: whole vectors of columns, and half as often a sum is fetched and put back.
         for pair in range(count // 2):
             place = 2.0 * pair
-            if full:
+            if number == 15:
                 for j in range(many):
                     one, two = two_points(t, j, place, constants)
                     i, k, m = NEXT + j, NEXT + 5 * stride + j, NEXT + 10 * stride + j
@@ -350,13 +349,12 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
     @jit
     def refine_columns(t, size, constants, rule, partition, sums):
         # From the sums of columns (NEXT) on, double their points until halves agree; add each to its piece once it is done.
-        problem, limits, full = rule
+        problem, limits, number = rule
         points, rounds, accuracy = limits
-        number = 15 if full else 8
         count = points
         for round_ in range(rounds + 1):
             if round_ > 0:
-                sum_columns(t, size, count, 0.5, constants, full)
+                sum_columns(t, size, count, 0.5, constants, number)
                 count *= 2
             found = SUMS if round_ > 0 else NEXT
             active = 0
@@ -392,9 +390,8 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         # Sums of one sample into result; their relative error. sums: rows of four pieces, and of what a round adds to them;
         # columns for the moments, the last one for errors.
         t, pieces, sums, state = scratch
-        problem, limits, full = rule
+        problem, limits, number = rule
         points, rounds, accuracy = limits
-        number = 15 if full else 8
         _, omega, _, level = sample
         v11, _, b, noise, c = problem[:5]
         middle, gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
@@ -414,7 +411,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
                     if last == 0 or round_ > 0 or planned > width:
                         columns = begin, min(begin + width, planned), count
                         size = make_columns(t, columns, 0.5 if round_ > 0 else 0.0, sample, rule, pieces, state)
-                        sum_columns(t, size, points, 0.0, constants, full)
+                        sum_columns(t, size, points, 0.0, constants, number)
                     if last == 1:
                         refine_columns(t, size, constants, rule, partition, sums)
                     else:

@@ -47,14 +47,14 @@ class Rule:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What the kernel takes: the problem, when to stop, and ``full``.
+        """What the kernel takes: the problem, when to stop, and ``moments``.
 
         The problem is V_11, V_22, V_12 / V_11, the variance of z_2 given z_1, c, and the units of z_1 and z_2.
         """
         v11, v12, v22 = self.V
         b = v12 / v11
         problem = v11, v22, b, v22 - v12 * b, float(self.skip), v11**-0.5, v22**-0.5
-        return problem, (int(self.points), int(self.rounds), float(self.accuracy)), bool(self.full)
+        return problem, (int(self.points), int(self.rounds), float(self.accuracy)), self.moments
 
 
 def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, full: bool = False) -> Moments:
