@@ -118,7 +118,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
         ``z`` (n, L, M), ``cotangent`` (n, M, M), the derivative of a loss with respect to the probabilities.
         """
-        return network.output_vjp(z, self.skip, network.attention_vjp(network.output(z, self.skip), cotangent))
+        u = network.output(z, self.skip)
+        return network.output_vjp(z, self.skip, network.attention_vjp(u, network.attention(u), cotangent))
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None

@@ -84,21 +84,16 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
         # B_l = (c I + S(h)) B_{l-1}
         attended = S[layer - 1]
         gradient_S = xp.matmul(gradient_B, xp.matrix_transpose(B[layer - 1]))
-        gradient_h = _attention_vjp(h[layer - 1], attended, gradient_S)
+        gradient_h = attention_vjp(h[layer - 1], attended, gradient_S)
         gradient_B = skip * gradient_B + xp.matmul(xp.matrix_transpose(attended), gradient_B)
         gradient.append(_apply_transposed(B[layer - 1], gradient_h))
     return xp.stack(gradient[::-1], axis=-2)
 
 
-def _attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
-    xp = namespace(v, S, cotangent)
-    logits = S * (cotangent - xp.sum(S * cotangent, axis=-1, keepdims=True))
+def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
+    """Gradient of ``sum(cotangent * S(v))`` with respect to ``v`` (..., M); ``S`` is ``attention(v)``."""
+    logits = S * (cotangent - namespace(S, cotangent).sum(S * cotangent, axis=-1, keepdims=True))
     return _apply(logits, v) + _apply_transposed(logits, v)
-
-
-def attention_vjp(v: Array, cotangent: Array) -> Array:
-    """Gradient of ``sum(cotangent * S(v))`` with respect to ``v`` (..., M)."""
-    return _attention_vjp(v, attention(v), cotangent)
 
 
 def digits_lost(y: Array) -> Array:
