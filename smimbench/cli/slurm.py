@@ -31,7 +31,7 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     """
     from smimbench.files import write_atomically
     from smimbench.run.cost import estimate_cost
-    from smimbench.run.slurm import plan_array, script
+    from smimbench.run.shards import plan_array, script
 
     suite = request.suite()
     cells = suite.cells(backend, request.registry)
