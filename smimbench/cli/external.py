@@ -83,7 +83,7 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     suite = request.suite()
     points = choose_points(suite, len(paths))
     records = [
-        score_record(suite, point, read_estimate(path, estimate_shape(point)), label, path)
+        score_record(suite, point, read_estimate(path, estimate_shape(point)), label)
         for point, path in zip(points, paths, strict=True)
     ]
     rows = rows_of_points(suite, points, records, request.theory())
