@@ -69,13 +69,14 @@ def test_sound_results_agree_to_the_last_bit(results, capsys):
 @pytest.mark.slow
 def test_a_digit_changed_in_any_kind_of_file_is_named(tmp_path, flips):
     folder = flips.prepare(tmp_path)
-    done, missed = flips.flips(folder, 18, random.Random(20261122))
+    done, missed = flips.flips(folder, 20, random.Random(20261122))
     assert missed == []
-    assert set(done) == {"record", "trajectory", "run", "rows", "pack", "point", "own", "thresholds", "node"}
+    kinds = {"record", "trajectory", "run", "rows", "pack", "point", "curve", "own", "thresholds", "node"}
+    assert set(done) == kinds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["point", "own", "thresholds", "node", "record", "pack"])
+@pytest.mark.parametrize("kind", ["point", "curve", "own", "thresholds", "node", "record", "pack"])
 def test_a_changed_number_under_a_digest_that_fits_is_computed_again(tmp_path, flips, kind):
     folder, dice = flips.prepare(tmp_path), random.Random(3)
     files = sorted(
