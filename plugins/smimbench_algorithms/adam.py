@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, ParameterError
+from smimbench.interfaces import Array, require
 from smimbench_algorithms.gradient.descent import Descent, DescentState
 
 if TYPE_CHECKING:
@@ -83,13 +83,10 @@ class Adam(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.epsilon > 0:
-            raise ParameterError("epsilon", f"must be > 0, got {self.epsilon}")
-        for key in ("beta1", "beta2"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ParameterError(key, f"must be in [0, 1), got {getattr(self, key)}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ParameterError("weight_decay", f"must be a finite number >= 0, got {self.weight_decay}")
+        require(self, "epsilon", self.epsilon > 0, "> 0")
+        require(self, "beta1", 0 <= self.beta1 < 1, "in [0, 1)")
+        require(self, "beta2", 0 <= self.beta2 < 1, "in [0, 1)")
+        require(self, "weight_decay", 0 <= self.weight_decay < math.inf, "a finite number >= 0")
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
         """With weight decay, all samples in every step and a wide factor of a matrix: the minimum of the penalised loss.

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace, on_device
-from smimbench.interfaces import Algorithm, Array, Capabilities, Cost, Info, Overlaps, ParameterError, Plan, takes
+from smimbench.interfaces import (
+    Algorithm,
+    Array,
+    Capabilities,
+    Cost,
+    Info,
+    Overlaps,
+    ParameterError,
+    Plan,
+    require,
+    takes,
+)
 from smimbench.registry import RegistryError, build, get_registry, parameters_of
 from smimbench.theory import limit_point, own_theory, prior_moments
 
@@ -64,19 +75,15 @@ class Averaged(Algorithm):
     example: ClassVar[dict[str, Any]] = {"of": "adam", "students": 3}
 
     def __post_init__(self) -> None:
-        if self.students < 1:
-            raise ParameterError("students", f"must be at least 1, got {self.students}")
-        given = {"name": self.of} if isinstance(self.of, str) else self.of
-        table = {key: value for key, value in given.items() if key != "version"}
-        name = table.pop("name", None)
-        if not isinstance(name, str):
-            raise ParameterError("of.name", "is missing" if name is None else f"must be a string, got {name!r}")
+        require(self, "students", self.students >= 1, "at least 1")
+        table = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
+        name, _ = table.pop("name", None), table.pop("version", None)
+        if not isinstance(name, str) or name == self.name:
+            raise ParameterError("of.name", f"must be the name of another algorithm, got {name!r}")
         try:
             entry = get_registry().get("algorithm", name)
         except RegistryError as error:
             raise ParameterError("of.name", str(error)) from None
-        if entry.item is Averaged:
-            raise ParameterError("of.name", "must be another algorithm than 'averaged': raise students instead")
         try:
             inner = build(entry.item, "algorithm", table)
         except ParameterError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import matching, namespace, to_host
-from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, ParameterError
+from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, require
 from smimbench.theory import Prediction, information_at, limit_point, point_document, prior_moments
 from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression, ridge_overlaps
 
@@ -77,13 +77,8 @@ class Ridge(LinearRegression):
 
     def __post_init__(self) -> None:
         value = self.regularisation
-        if isinstance(value, str):
-            if value not in ("theory", "validation"):
-                raise ParameterError(
-                    "regularisation", f"must be a number >= 0, 'theory' or 'validation', got {value!r}"
-                )
-        elif not 0 <= value < float("inf"):
-            raise ParameterError("regularisation", f"must be >= 0 and finite, got {value}")
+        fits = value in ("theory", "validation") if isinstance(value, str) else 0 <= value < float("inf")
+        require(self, "regularisation", fits, "a finite number >= 0, 'theory' or 'validation'")
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> RidgeState:
         """The prior mean; with validation, the choice of lambda."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, ParameterError
+from smimbench.interfaces import Array, require
 from smimbench_algorithms.gradient.descent import Descent, DescentState
 from smimbench_algorithms.gradient.online_theory import online_theory
 
@@ -59,12 +59,9 @@ class Sgd(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.momentum < 1:
-            raise ParameterError("momentum", f"must be in [0, 1), got {self.momentum}")
-        if self.nesterov and self.momentum == 0:
-            raise ParameterError("nesterov", "needs momentum > 0")
-        if not self.weight_decay >= 0:
-            raise ParameterError("weight_decay", f"must be >= 0, got {self.weight_decay}")
+        require(self, "momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        require(self, "nesterov", not self.nesterov or self.momentum > 0, "false without momentum")
+        require(self, "weight_decay", self.weight_decay >= 0, ">= 0")
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
         """On a stream (``online``) and signals of low rank: the overlaps, from what the runs began with, at their dimension.

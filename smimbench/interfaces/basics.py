@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Array", "Capabilities", "Cost", "ParameterError", "Uncertain"]
+__all__ = ["Array", "Capabilities", "Cost", "ParameterError", "Uncertain", "require"]
 
 Array: TypeAlias = Any
 
@@ -25,6 +25,12 @@ class ParameterError(ValueError):
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
+
+
+def require(item: Any, key: str, holds: bool, what: str) -> None:
+    """Raise ParameterError, ``must be <what>, got ...``, if what a parameter of an item has to be does not hold."""
+    if not holds:
+        raise ParameterError(key, f"must be {what}, got {getattr(item, key)!r}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend import matching, namespace, sample_chunks, to_host
 from smimbench.derive import observable
-from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Overlaps, ParameterError
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Overlaps, require
 from smimbench.theory import limit_point
 from smimbench_algorithms.erm.fixed_point import PENALTIES, best_length, best_penalty, minima, why_not
 from smimbench_algorithms.erm.integrals import labels_of
@@ -74,17 +74,12 @@ class Erm(Algorithm):
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     def __post_init__(self) -> None:
-        if self.loss is not None and self.loss not in LOSSES:
-            raise ParameterError("loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}")
-        if isinstance(self.penalty, str):
-            if self.penalty != "optimal":
-                raise ParameterError("penalty", f"must be a number > 0 or 'optimal', got {self.penalty!r}")
-        elif not PENALTIES[0] <= self.penalty <= PENALTIES[1]:
-            least, most = (f"{end:g}" for end in PENALTIES)
-            why = f"from {least}, as good as no penalty, to {most}, an estimate of zero"
-            raise ParameterError("penalty", f"must be a number {why}, or 'optimal', got {self.penalty}")
-        if self.length is not None and self.length not in LENGTHS:
-            raise ParameterError("length", f"must be one of {', '.join(LENGTHS)}, got {self.length!r}")
+        require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
+        value, (least, most) = self.penalty, PENALTIES
+        fits = value == "optimal" if isinstance(value, str) else least <= value <= most
+        what = f"a number from {least:g}, as good as no penalty, to {most:g}, an estimate of zero, or 'optimal'"
+        require(self, "penalty", fits, what)
+        require(self, "length", self.length in (None, *LENGTHS), f"one of {', '.join(LENGTHS)}")
 
     def refuses(self, problem: Problem) -> str | None:
         """Labels that have no loss convex in the latents."""

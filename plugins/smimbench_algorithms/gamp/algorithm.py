@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend import dtype_name, matching, namespace, read_together, sample_chunks, send, take_samples, to_host
 from smimbench.derive import denoise_step
-from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, Plan, checked_posterior
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Plan, checked_posterior, require
 from smimbench.numerics import diagonal_at_least, with_floor
 from smimbench_algorithms.gamp.damping import StepState, control_of, first_weight, mixed, next_step, reversal_overlaps
 from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V, GampState
@@ -87,10 +87,8 @@ class Gamp(Algorithm):
     largest_excess: ClassVar[float] = LARGEST_EXCESS
 
     def __post_init__(self) -> None:
-        if self.damping is not None and not 0 <= self.damping < 1:
-            raise ParameterError("damping", f"must be in [0, 1), got {self.damping}")
-        if self.initial_overlap is not None and not 0 < self.initial_overlap < 1:
-            raise ParameterError("initial_overlap", f"must be in (0, 1), got {self.initial_overlap}")
+        require(self, "damping", self.damping is None or 0 <= self.damping < 1, "in [0, 1)")
+        require(self, "initial_overlap", self.initial_overlap is None or 0 < self.initial_overlap < 1, "in (0, 1)")
 
     def retry(self, problem: Problem, outcome: str) -> Gamp | None:
         """A restart: damped half way to 1, another random start, or none. After a run with adaptive damping that has not

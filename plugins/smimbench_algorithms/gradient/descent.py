@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend import NarrowInputs, StreamedInputs, matching, namespace, to_host
 from smimbench.derive import gives_probabilities, observable
-from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, Plan
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Plan, require
 from smimbench.numerics import symmetric
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
 from smimbench_algorithms.nuclear.limit import wide_factor_point
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
     from smimbench.problem import Problem
 
-SCHEDULES = ("constant", "step", "cosine", "1/t")
+SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
+"""And the parameters that each needs."""
 
 SURROGATE_BETA = (1.0, 20.0)
 """First and last inverse temperature of the softmax that replaces hardmax."""
@@ -36,14 +37,12 @@ class DescentState(NamedTuple):
     factor: Array
     signal: Array  # what the factor stands for
     memory: tuple[Array, ...]  # of the method: momentum, moments
-    done: int  # steps made
-    total: int  # steps that will be made
-    samples: int  # processed so far, repeated ones counted each time
     targets: Array  # labels as a user would measure them
     order: np.ndarray[Any, Any]  # samples of this epoch that are still to be used
     rng: np.random.Generator  # order of the samples, or the stream of fresh ones
-    loss: str
     norm: Array | None  # mean square of the estimate's entries, where labels do not determine their scale
+    done: int = 0  # steps made
+    samples: int = 0  # processed so far, repeated ones counted each time
 
 
 @dataclass(frozen=True)
@@ -69,41 +68,25 @@ class Descent(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ParameterError("learning_rate", f"must be > 0, got {self.learning_rate}")
+        require(self, "learning_rate", self.learning_rate > 0, "> 0")
         for key in ("steps", "epochs", "batch", "width", "decay_steps"):
             value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ParameterError(key, f"must be at least 1, got {value}")
-        if self.steps is not None and self.epochs is not None:
-            raise ParameterError("epochs", "must be left out where steps are given")
+            require(self, key, value is None or value >= 1, "at least 1")
+        require(self, "epochs", None in (self.steps, self.epochs), "left out where steps are given")
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
-        if self.online and self.batch is None:
-            raise ParameterError("batch", "is missing: how many fresh samples a step takes")
-        if self.online and self.epochs is not None:
-            raise ParameterError("epochs", "must be left out with online = true: no sample is seen twice; give steps")
-        if self.loss is not None and self.loss not in LOSSES:
-            raise ParameterError("loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}")
-        self._check_schedule()
-        low, high = self.surrogate_beta or SURROGATE_BETA
-        if not 0 < low <= high < math.inf:
-            raise ParameterError(
-                "surrogate_beta", f"must be two numbers > 0, the second not below the first, got {[low, high]}"
-            )
-
-    def _check_schedule(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ParameterError("schedule", f"must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
-        needs = {"step": ("decay_steps", "decay_factor"), "1/t": ("decay_steps",)}.get(self.schedule, ())
+        require(
+            self, "batch", not (self.online and self.batch is None), "the fresh samples of a step with online = true"
+        )
+        require(self, "epochs", not (self.online and self.epochs), "left out with online = true; give steps")
+        require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
+        require(self, "schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
         for key in ("decay_steps", "decay_factor"):
-            given = getattr(self, key) is not None
-            if key in needs and not given:
-                raise ParameterError(key, f"is missing, schedule = {self.schedule!r} needs it")
-            if given and key not in needs:
-                raise ParameterError(key, f"has no effect with schedule = {self.schedule!r} and must be left out")
-        if self.decay_factor is not None and not 0 < self.decay_factor <= 1:
-            raise ParameterError("decay_factor", f"must be in (0, 1], got {self.decay_factor}")
+            needed = key in SCHEDULES[self.schedule]
+            require(self, key, needed == (getattr(self, key) is not None), "given" if needed else "left out")
+        require(self, "decay_factor", 0 < (self.decay_factor or 1) <= 1, "in (0, 1]")
+        low, high = self.surrogate_beta or SURROGATE_BETA
+        require(self, "surrogate_beta", 0 < low <= high < math.inf, "two numbers > 0, the second not below the first")
 
     # -- contract --------------------------------------------------------------------------------------------------
 
@@ -120,7 +103,7 @@ class Descent(Algorithm):
             return "width applies to attention-indexed models only; remove it"
         if self.loss == "cross-entropy" and not gives_probabilities(problem):
             return (
-                f"cross-entropy needs labels that are probabilities, those of channel {problem.channel.name!r} are not"
+                f"cross-entropy needs labels that are probabilities, unlike those of channel {problem.channel.name!r}"
             )
         return None
 
@@ -151,66 +134,66 @@ class Descent(Algorithm):
         """Iid N(0, 1) factor; with ``students`` as many, on one leading axis, which see the same samples."""
         if self.online and data.fresh is None:
             raise ValueError("online learning needs fresh samples, and this data has no source of them")
-        xp = namespace(data.inputs)
-        place, axes, prior = matching(data.inputs), _component_axes(problem, data), _prior(problem)
-        shape = (problem.components, data.dimension, self.width)
-        draws = [prior.factor.draw(rng, *shape) for _ in range(students or 1)]
+        xp, place, prior = namespace(data.inputs), matching(data.inputs), problem.prior
+        basis: Any = prior.factor
+        draws = [basis.draw(rng, problem.components, data.dimension, self.width) for _ in range(students or 1)]
+        axes = _component_axes(problem, data)
         factor = xp.asarray(draws[0] if students is None else np.stack(draws), **place)
         if self.spherical:
             factor = _on_sphere(factor, axes)
-        targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
         norm = None
         if problem.channel.vjp is None:
             second = np.diagonal(prior.second_moment(problem.components))
             spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
             norm = xp.reshape(xp.asarray(second / spread, **place), (-1, *[1] * len(axes)))
         return DescentState(
-            factor=factor,
-            signal=prior.factor.compose(factor),
-            memory=self.first_memory(factor),
-            done=0,
-            total=int(self.plan(data).steps or 0),
-            samples=0,
-            targets=targets,
+            factor,
+            basis.compose(factor),
+            self.first_memory(factor),
+            targets=xp.astype(observable(problem.channel, data.labels), data.inputs.dtype),
             order=np.empty(0, dtype=np.int64),
             rng=rng,
-            loss=self.loss or fitting_loss(problem),
             norm=norm,
         )
 
     def step(self, problem: Problem, data: Data, state: DescentState) -> tuple[DescentState, Info]:
         """One step; the residual is the relative change of the factor (of the student that moves most)."""
-        xp = namespace(state.factor)
+        xp, total = namespace(state.factor), int(self.plan(data).steps or 0)
+        basis: Any = problem.prior.factor
         inputs, targets, order = self._take(problem, data, state)
-        channel, notes = self._channel(problem, state)
+        channel, notes = self._channel(problem, state.done / max(total - 1, 1))
         found = loss_gradient(
-            problem, inputs, targets, state.factor, channel=channel, loss=state.loss, signal=state.signal
+            problem,
+            inputs,
+            targets,
+            state.factor,
+            channel=channel,
+            loss=self.loss or fitting_loss(problem),
+            signal=state.signal,
         )
-        size = inputs.shape[0]
+        size, axes = inputs.shape[0], _component_axes(problem, data)
         gradient = found.gradient * self.normalisation(problem, data, size)
         if penalty := self.penalty(data):
             gradient = gradient + penalty * state.factor
-        rate = self._rate(state.done, state.total)
-        factor, memory = self.move(state.factor, gradient, state.memory, rate, state.done + 1)
-        axes = _component_axes(problem, data)
+        factor, memory = self.move(state.factor, gradient, state.memory, self._rate(state.done, total), state.done + 1)
         if self.spherical:
             factor = _on_sphere(factor, axes)
-        residual = _relative_change(factor, state.factor, axes)
         new = state._replace(
             factor=factor,
-            signal=_prior(problem).factor.compose(factor),
+            signal=basis.compose(factor),
             memory=memory,
             done=state.done + 1,
             samples=state.samples + size,
             order=order,
         )
+        change, axes = factor - state.factor, (axes[0] - 1, *axes)  # all components of a student
+        residual = xp.max(xp.sqrt(xp.mean(change * change, axis=axes) / xp.mean(factor * factor, axis=axes)))
         estimate = self.estimate(new)  # where labels leave the scale open, that of the factor means nothing
         overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
         overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
         if data.start is not None:
             notes.append("the given start is not used: gradient methods begin with a random factor")
-        warning = "; ".join(notes) or None
-        return new, Info(residual=residual, self_overlap=overlap, warning=warning, samples=new.samples)
+        return new, Info(residual, self_overlap=overlap, warning="; ".join(notes) or None, samples=new.samples)
 
     def estimate(self, state: DescentState) -> Array:
         """The signal of the factor; at the prior's norm where labels do not determine it."""
@@ -290,20 +273,17 @@ class Descent(Algorithm):
         inputs = xp.astype(xp.take(stored, chosen, axis=0), data.inputs.dtype, copy=False)
         return inputs, xp.take(state.targets, chosen, axis=0), order[size:]
 
-    def _channel(self, problem: Problem, state: DescentState) -> tuple[Any, list[str]]:
+    def _channel(self, problem: Problem, progress: float) -> tuple[Any, list[str]]:
         """The channel to differentiate, and warnings."""
-        notes = []
-        if self.online:
-            notes = ["online: every step drew fresh samples; the row is at the sample ratio of all of them"]
+        notes = ["online: every step drew fresh samples; the row is at the sample ratio of all of them"] * self.online
         if problem.channel.vjp is not None:
             return problem.channel, notes
         low, high = self.surrogate_beta or SURROGATE_BETA
-        beta = low * (high / low) ** (state.done / max(state.total - 1, 1))
         note = (
             f"surrogate: hardmax has no derivative, so softmax with beta annealed from {low:g} to {high:g} was "
             f"descended on; its scale is the prior's"
         )
-        return surrogate(problem, beta), [note, *notes]
+        return surrogate(problem, low * (high / low) ** progress), [note, *notes]
 
     def _rate(self, count: int, total: int) -> float:
         if self.schedule == "step":
@@ -315,11 +295,6 @@ class Descent(Algorithm):
         return self.learning_rate
 
 
-def _prior(problem: Problem) -> Any:
-    """The prior, which has the optional methods that ``refuses`` asks for."""
-    return problem.prior
-
-
 def _component_axes(problem: Problem, data: Data) -> tuple[int, ...]:
     """Axes of one component, of the signal, (D,) or (D, D), as of the factor, (D,) or (D, width)."""
     return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
@@ -329,10 +304,3 @@ def _on_sphere(factor: Array, axes: tuple[int, ...]) -> Array:
     """Every component scaled to the norm of iid N(0, 1) entries."""
     xp = namespace(factor)
     return factor / xp.sqrt(xp.mean(factor * factor, axis=axes, keepdims=True))
-
-
-def _relative_change(new: Array, old: Array, axes: tuple[int, ...]) -> Array:
-    xp = namespace(new)
-    change = new - old
-    axes = (axes[0] - 1, *axes)  # all components of a student
-    return xp.max(xp.sqrt(xp.mean(change * change, axis=axes) / xp.mean(new * new, axis=axes)))

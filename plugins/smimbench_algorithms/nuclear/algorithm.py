@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import clip, matching, namespace, to_host
-from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, ParameterError
+from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, require
 from smimbench.numerics import spectral_function, symmetric
 from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
 from smimbench_algorithms.nuclear.limit import (
@@ -85,13 +85,8 @@ class Nuclear(LinearRegression):
 
     def __post_init__(self) -> None:
         value = self.regularisation
-        if isinstance(value, str):
-            if value not in ("validation", "optimal"):
-                raise ParameterError(
-                    "regularisation", f"must be a number > 0, 'validation' or 'optimal', got {value!r}"
-                )
-        elif not value > 0:
-            raise ParameterError("regularisation", f"must be > 0, got {value}")
+        fits = value in ("validation", "optimal") if isinstance(value, str) else value > 0
+        require(self, "regularisation", fits, "a number > 0, 'validation' or 'optimal'")
 
     def refuses(self, problem: Problem) -> str | None:
         """Labels that are not linear in the signal; for the best penalty, a prior without a theory."""

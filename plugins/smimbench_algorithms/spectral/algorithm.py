@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import matching, namespace
-from smimbench.interfaces import Algorithm, AlgorithmPrediction, Array, Capabilities, Info, ParameterError, Plan, Start
+from smimbench.interfaces import Algorithm, AlgorithmPrediction, Array, Capabilities, Info, Plan, Start, require
 from smimbench.theory import Prediction, point_document
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, first_order_theory
@@ -74,14 +74,10 @@ class Spectral(Algorithm):
 
     def __post_init__(self) -> None:
         for key, choices in (("kind", KINDS), ("origin", ORIGINS)):
-            value = getattr(self, key)
-            if value is not None and value not in choices:
-                raise ParameterError(key, f"must be one of {', '.join(choices)}, got {value!r}")
+            require(self, key, getattr(self, key) in (None, *choices), f"one of {', '.join(choices)}")
         if self.regularisation is not None:
-            if not self.regularisation > 0:
-                raise ParameterError("regularisation", f"must be > 0, got {self.regularisation}")
-            if self.kind == "asymmetric":
-                raise ParameterError("regularisation", "has no effect with kind = 'asymmetric' and must be left out")
+            require(self, "regularisation", self.regularisation > 0, "> 0")
+            require(self, "regularisation", self.kind != "asymmetric", "left out with kind = 'asymmetric'")
 
     def refuses(self, problem: Problem) -> str | None:
         """Parameters of the other kind of model."""
