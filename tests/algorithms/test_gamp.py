@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from smimbench_algorithms.gamp.algorithm import LARGEST_EXCESS, Gamp
-from smimbench_algorithms.gamp.damping import EXTENSIVE, LOW_RANK, StepState, next_step, reversal_overlaps
+from smimbench_algorithms.gamp.damping import CONTROLS, StepState, next_step, reversal_overlaps
 
 from smimbench.backend.device import get_backend
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
@@ -316,17 +316,17 @@ def test_the_scale_is_not_overshot_where_labels_do_not_show_it():
 def test_a_step_that_was_too_large_is_followed_by_a_shorter_one():
     problem = attention(tokens=4, rho=0.1)
     data = problem.instance(0.005, 50).data(get_backend("numpy"))
-    algorithm = Gamp()
+    algorithm, control = Gamp(), CONTROLS["extensive"]
     state = algorithm.init(problem, data, np.random.default_rng(0))
     seen = []
     for _ in range(60):
         before = state.step
         state, info = algorithm.step(problem, data, state)
         assert before is None or info.damping == pytest.approx(1 - before.weight)
-        if before is not None and before.weight <= EXTENSIVE.largest:
-            grown = state.step.residual > EXTENSIVE.growth * before.residual
+        if before is not None and before.weight <= control.largest:
+            grown = state.step.residual > 1.3 * before.residual
             smaller = state.step.weight < before.weight
-            assert bool(smaller) == bool(grown) or before.weight <= EXTENSIVE.smallest
+            assert bool(smaller) == bool(grown) or before.weight <= control.smallest
             seen.append(bool(grown))
     assert any(seen)
     assert not all(seen)
@@ -340,7 +340,7 @@ def test_a_tiny_estimate_grows_undamped_whatever_it_turns():
     state = algorithm.init(problem, data, np.random.default_rng(1))
     for _ in range(40):
         state, info = algorithm.step(problem, data, state)
-        if float(info.residual) > LOW_RANK.negligible:
+        if float(info.residual) > 0.1:
             break
         assert float(state.step.weight) == 1.0
 
@@ -357,14 +357,14 @@ def test_slow_aligned_steps_are_extrapolated(dtype, angle):
 
     step, error = StepState(dtype(1)), np.ones(1, dtype=dtype)
     x, factors = where(0), []
-    for t in range(1, LOW_RANK.patience + 3):  # two steps make a ratio
+    for t in range(1, 7):  # two steps make a ratio
         factors.append(step.extrapolation)
         change = (where(t) - where(t - 1)).astype(dtype)
         x = x + step.weight * step.extrapolation * change
         squared = np.diagonal(problem.model.inner(change, change))
         overlaps = reversal_overlaps(problem, step, change)
         step = next_step(problem, step, change, overlaps, squared, error, np.sqrt(squared[0]))
-    assert factors[:-1] == [1.0] * (LOW_RANK.patience + 1)
+    assert factors[:-1] == [1.0] * (5)
     np.testing.assert_allclose(factors[-1], 1.0 if angle else 1 / 0.03, rtol=1e-4)
     np.testing.assert_allclose(x, where(t) if angle else end, atol=1e-3)
     assert step.weight.dtype == dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from smimbench.backend import dtype_name, matching, namespace, read_together, sa
 from smimbench.derive import denoise_step
 from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Plan, checked_posterior, require
 from smimbench.numerics import diagonal_at_least, with_floor
-from smimbench_algorithms.gamp.damping import StepState, control_of, first_weight, mixed, next_step, reversal_overlaps
-from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V, GampState
+from smimbench_algorithms.gamp.damping import CONTROLS, StepState, mixed, next_step, reversal_overlaps
+from smimbench_algorithms.gamp.mismatched import SMALLEST_QHAT, SMALLEST_V
 from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
 
 if TYPE_CHECKING:
@@ -24,6 +24,34 @@ Host = np.ndarray[Any, Any]
 LARGEST_EXCESS = 1.3
 """Noise of ``g`` over its predicted size (1 in the limit) up to which an excess counts as chance. Larger: with few samples per
 direction V falls far below the true error and the estimate runs away. At 1: estimates at small size are a percent worse."""
+
+
+class GampState(NamedTuple):
+    """The state of a run.
+
+    Attributes
+    ----------
+    estimate, V, g : array (P, ...), (P, P), (n, P, C) or None
+        All damped alike; ``g`` is None before the first step. Matrices (P, P) stay on the host: transferring four
+        numbers to a device takes longer than computing them.
+    rng : Generator
+        For channels that integrate by sampling.
+    total, Qhat : array (P, ...), (P, P) or None
+        Adjoint of ``g``, and the information, damped alike. The adjoint is linear, so mixing needs no further pass.
+    onsager : array (P, P) or None
+        Matrix in front of ``g`` in the Onsager term; None: V, which it is except where the noise exceeds its predicted size.
+    step : StepState or None
+        What the size of the next step is computed from.
+    """
+
+    estimate: Array
+    V: Array
+    g: Array | None
+    rng: Any
+    total: Array | None = None
+    Qhat: Array | None = None
+    onsager: Array | None = None
+    step: StepState | None = None
 
 
 @dataclass(frozen=True)
@@ -129,30 +157,34 @@ class Gamp(Algorithm):
 
     def step(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
         """One iteration."""
-        inverse = np.linalg.inv(state.V)
-        memory = _onsager_memory(state, inverse)
-        g, total, covariance, integration_errors = pass_by_chunks(problem, data, state, memory, inverse)
-        model, prior = problem.model, problem.prior
-        n, V = data.inputs.shape[0], state.V
-        last = state.step
-        if last is None:
-            last = StepState(V.dtype.type(control_of(problem).first if self.damping is None else 1 - self.damping))
+        model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
+        extensive, adaptive = model.rank == "extensive", self.damping is None
+        inverse = np.linalg.inv(V)
+        g, total, covariance, integration_errors = pass_by_chunks(problem, data, state, inverse)
+        first = CONTROLS[model.rank].first if self.damping is None else 1 - self.damping
+        last = state.step or StepState(V.dtype.type(first))
         squares = noise = _products(g)
         g, total = mixed(last.weight, g, state.g), mixed(last.weight, total, state.total)
-        if model.rank == "extensive":
+        if extensive:
             noise = _products(g)
         covariance, squares, noise, *errors = read_together(covariance, squares, noise, *integration_errors)
         scale = model.kappa * data.sample_ratio
         information = inverse - inverse @ (covariance / n @ inverse)
         latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
-        Qhat = mixed(last.weight, latest, state.Qhat)
+        Q = Qhat = mixed(last.weight, latest, state.Qhat)
         R = state.estimate + solve_first(Qhat, total)
-        Q = _reduced_by_excess(Qhat, scale * noise / n, self.largest_excess) if model.rank == "extensive" else Qhat
+        if extensive:
+            excess = np.diagonal(scale * noise / n) / (self.largest_excess * np.diagonal(Qhat))
+            reduced = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
+            Q = np.asarray(Qhat * reduced[:, None] * reduced[None, :])
         denoised = denoise_step(prior, R, send(Q, R))
         denoised_V = denoised.V
-        if self.damping is None and state.step is None:
+        if adaptive and state.step is None:
+            # At least the fraction of the error that the step is predicted to remove: damping V would push the scale of an
+            # estimate that labels do not fix far above that of the signal.
             denoised_V = to_host(denoised_V)
-            last = last._replace(weight=first_weight(last.weight, np.diagonal(denoised_V), np.diagonal(V)))
+            removed = 1 - np.max(np.diagonal(denoised_V) / np.diagonal(V))
+            last = last._replace(weight=np.maximum(last.weight, removed))
         change = denoised.estimate - state.estimate
         forward = last.weight * last.extrapolation
         estimate = mixed(forward, denoised.estimate, state.estimate)
@@ -161,17 +193,17 @@ class Gamp(Algorithm):
             denoised_V,
             model.inner(change, change),
             model.inner(estimate, estimate),
-            *(reversal_overlaps(problem, last, change) if self.damping is None else ()),
+            *(reversal_overlaps(problem, last, change) if adaptive else ()),
         )
         V_new = diagonal_at_least(mixed(last.weight, denoised_V, V), SMALLEST_V)
         onsager = None
-        if model.rank == "extensive":
+        if extensive:
             onsager = denoised_V @ (Q @ np.linalg.inv(Qhat))
             onsager = mixed(last.weight, onsager, V if state.onsager is None else state.onsager)
         squared_step = np.diagonal(squared_step)
         undamped_error = np.diagonal(denoised_V) + SMALLEST_V
         residual = np.max(np.sqrt(squared_step / undamped_error))
-        if self.damping is None:
+        if adaptive:
             last = next_step(problem, last, change, overlaps, squared_step, undamped_error, residual)
         second = np.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype)
         found_information = np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT)
@@ -217,22 +249,8 @@ class _GampAllNoise(Gamp):
     largest_excess: ClassVar[float] = 1.0
 
 
-def _onsager_memory(state: GampState, inverse: Host) -> Array | None:
-    """What V multiplies in the Onsager term: the previous g, rescaled where the noise exceeded its predicted size."""
-    if state.g is None or state.onsager is None:
-        return state.g
-    return _times(inverse @ state.onsager, state.g)
-
-
-def _reduced_by_excess(Qhat: Host, found: Host, largest: float) -> Host:
-    """Qhat (P, P) scaled down where the noise found (P, P) exceeds ``largest`` times its predicted size."""
-    excess = np.diagonal(found) / (largest * np.diagonal(Qhat))
-    scale = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
-    return np.asarray(Qhat * scale[:, None] * scale[None, :])
-
-
 def pass_by_chunks(
-    problem: Problem, data: Data, state: GampState, memory: Array | None, inverse: Host
+    problem: Problem, data: Data, state: GampState, inverse: Host
 ) -> tuple[Array, Array, Array, list[Any]]:
     """Forward, posterior and adjoint of one chunk before the next, so that the inputs are read once.
 
@@ -240,6 +258,7 @@ def pass_by_chunks(
     """
     model, channel = problem.model, problem.channel
     xp, n, V = namespace(data.inputs), data.inputs.shape[0], send(state.V, state.estimate)
+    memory = state.g if state.onsager is None else _times(inverse @ state.onsager, state.g)
     g: Any = None
     total: Any = None
     covariance: Any = None

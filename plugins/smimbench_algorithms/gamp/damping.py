@@ -7,7 +7,6 @@ do not depend on the scale of a component: only the prior corrects a wrong scale
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,17 +17,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
     from smimbench.problem import Problem
 
-__all__ = [
-    "EXTENSIVE",
-    "LOW_RANK",
-    "StepControl",
-    "StepState",
-    "control_of",
-    "first_weight",
-    "mixed",
-    "next_step",
-    "reversal_overlaps",
-]
+__all__ = ["CONTROLS", "StepControl", "StepState", "mixed", "next_step", "reversal_overlaps"]
 
 Host = np.ndarray[Any, Any]
 
@@ -39,23 +28,10 @@ class StepControl(NamedTuple):
     Attributes
     ----------
     first, largest, smallest : float
-        Weight of the first step (at least; see ``first_weight``), and bounds of all others. A larger first weight lets few
-        samples push the estimate too far before the Onsager term acts.
+        Weight of the first step (at least), and bounds of all others. A larger first weight lets few samples push the estimate
+        too far before the Onsager term acts.
     shrink, grow : float
         Factors of the weight.
-    growth : float
-        A step was too large if the residual grew by more than this factor.
-    reversal : float
-        A step was too large if its projection on the previous step, in units of that step, is below this.
-    negligible : float
-        A step with a smaller residual is never too large; at 0, growth out of a tiny start would be damped away.
-    slow, aligned : float
-        Steps are extrapolated if each has at least ``slow`` times the length of the previous one and a cosine with it of at
-        least ``aligned``.
-    patience : int
-        Number of such steps before an extrapolation; 0: never.
-    longest : float
-        Longest extrapolation, in units of the step.
     """
 
     first: float
@@ -63,22 +39,11 @@ class StepControl(NamedTuple):
     smallest: float
     shrink: float
     grow: float
-    growth: float = math.inf
-    reversal: float = -math.inf
-    negligible: float = 0.0
-    slow: float = 0.7
-    aligned: float = 0.99
-    patience: int = 0
-    longest: float = 100.0
 
 
-EXTENSIVE = StepControl(first=0.5, largest=0.7, smallest=0.02, shrink=0.5, grow=1.15, growth=1.3)
-"""Extensive rank starts at the prior mean: a step that is too large shows as a growing residual."""
-
-LOW_RANK = StepControl(
-    first=1.0, largest=1.0, smallest=0.1, shrink=0.7, grow=1.03, reversal=-0.5, negligible=0.1, patience=4
-)
-"""Low rank: the residual has to grow while a run leaves the prior mean, but steps that are too large reverse every time."""
+CONTROLS = {"extensive": StepControl(0.5, 0.7, 0.02, 0.5, 1.15), "low": StepControl(1.0, 1.0, 0.1, 0.7, 1.03)}
+"""By rank. Matrices start at the prior mean, and a step that is too large shows as a residual that grows. Low rank has to grow
+while it leaves the prior mean, but steps that are too large reverse every time."""
 
 
 class StepState(NamedTuple):
@@ -103,28 +68,14 @@ class StepState(NamedTuple):
     residual: Any = None
 
 
-def control_of(problem: Problem) -> StepControl:
-    """The step control for the model's rank."""
-    return EXTENSIVE if problem.model.rank == "extensive" else LOW_RANK
-
-
 def mixed(weight: Any, new: Array, old: Array | None) -> Array:
     """``weight new + (1 - weight) old``; the new where there is no old."""
     return new if old is None else float(weight) * new + float(1 - weight) * old
 
 
-def first_weight(weight: Any, error: Host, before: Host) -> Any:
-    """Weight of the first step: at least the fraction of the error (P,) that the step is predicted to remove.
-
-    Where the labels determine nearly everything at once, damping V would push the scale of an estimate that the labels do not
-    fix (hardmax) far above that of the signal.
-    """
-    return np.maximum(weight, 1 - np.max(error / before))
-
-
 def reversal_overlaps(problem: Problem, last: StepState, change: Array) -> tuple[Array, ...]:
-    """Overlaps (P, P) of the previous change with this one and with itself, where the control needs them; else nothing."""
-    if last.change is None or math.isfinite(control_of(problem).growth):
+    """Low rank: overlaps (P, P) of the previous change with this one and with itself."""
+    if last.change is None or problem.model.rank == "extensive":
         return ()
     return tuple(problem.model.inner(other, last.change) for other in (change, last.change))
 
@@ -153,21 +104,18 @@ def next_step(
     """
     if last.change is None:
         return last._replace(change=change, residual=residual)
-    control = control_of(problem)
+    _, largest, smallest, shrink, grow = CONTROLS[problem.model.rank]
     extrapolation, slow_steps = 1.0, 0
     if overlaps:
         along, old_square = (np.sum(np.diagonal(overlap) / error) for overlap in overlaps)
-        too_large = along < control.reversal * old_square
+        # Smaller steps are never too large: growth out of a tiny start would be damped away.
+        too_large = along < -0.5 * old_square and residual > 0.1
         ratio = along / np.maximum(old_square, np.finfo(old_square.dtype).tiny)  # a run at rest has steps of length 0
-        parallel = along > control.aligned * np.sqrt(old_square * np.sum(squared_step / error))
-        if parallel and control.slow < ratio < 1:
+        if 0.7 < ratio < 1 and along > 0.99 * np.sqrt(old_square * np.sum(squared_step / error)):
             slow_steps = last.slow_steps + 1
-        if slow_steps >= control.patience > 0:
-            extrapolation, slow_steps = 1 / np.maximum(1 - ratio, 1 / control.longest), 0
+        if slow_steps == 4:
+            extrapolation, slow_steps = 1 / np.maximum(1 - ratio, 0.01), 0
     else:
-        too_large = residual > control.growth * last.residual
-    if too_large and residual > control.negligible:
-        weight = np.maximum(last.weight * control.shrink, control.smallest)
-    else:
-        weight = np.minimum(last.weight * control.grow, control.largest)
+        too_large = residual > 1.3 * last.residual
+    weight = np.maximum(last.weight * shrink, smallest) if too_large else np.minimum(last.weight * grow, largest)
     return StepState(weight, extrapolation, slow_steps, change, residual)

@@ -32,13 +32,18 @@ from smimbench.numerics import (
     with_floor,
 )
 from smimbench.theory import prior_moments
-from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V
 
 if TYPE_CHECKING:
     from smimbench.problem import Problem
     from smimbench.theory import Host
 
-__all__ = ["ACCURACY", "Accuracy", "OrderParameters", "sampled_step"]
+__all__ = ["ACCURACY", "SMALLEST_QHAT", "SMALLEST_V", "Accuracy", "OrderParameters", "sampled_step"]
+
+SMALLEST_V = 1e-16
+"""Floor of the predicted error: at perfect recovery V would underflow and g be 0 / 0."""
+
+SMALLEST_QHAT = 1e-12
+"""Floor of the information, which sampling noise can make negative."""
 
 
 class Accuracy(NamedTuple):

@@ -30,8 +30,7 @@ from smimbench.theory import (
     prior_moments,
     scores,
 )
-from smimbench_algorithms.gamp.mismatched import ACCURACY, OrderParameters, sampled_step
-from smimbench_algorithms.gamp.state import SMALLEST_QHAT
+from smimbench_algorithms.gamp.mismatched import ACCURACY, SMALLEST_QHAT, OrderParameters, sampled_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,7 @@ from smimbench.backend import dtype_name, matching, namespace, send, to_host
 from smimbench.derive import denoise_step
 from smimbench.numerics import with_floor
 from smimbench.theory import information_at, overlap_at, prior_moments
-from smimbench_algorithms.gamp.algorithm import pass_by_chunks, solve_first
-from smimbench_algorithms.gamp.state import GampState
+from smimbench_algorithms.gamp.algorithm import GampState, pass_by_chunks, solve_first
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data, Denoised
@@ -59,7 +58,7 @@ def first_order(
         base = 0 * base
     V = np.asarray(_origin(problem, origin)[1], dtype=dtype_name(base))
     inverse = np.linalg.inv(V)
-    _, total, covariance, _ = pass_by_chunks(problem, data, GampState(base, V, None, rng), None, inverse)
+    _, total, covariance, _ = pass_by_chunks(problem, data, GampState(base, V, None, rng), inverse)
     information = inverse - inverse @ (to_host(covariance) / n @ inverse)
     # A sample or two without information: the prior mean hardly moves.
     Qhat = with_floor(
