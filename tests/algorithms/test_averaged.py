@@ -15,35 +15,17 @@ from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Algorithm, Conditions, Info, Overlaps
 from smimbench.numerics.size_laws import extrapolate
-from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import build, parameters_of
 from smimbench.registry.registry import get_registry
-from smimbench.run.loop import LoopSettings, run_algorithm
 from smimbench.theory.limit import limit_point
 from smimbench.theory.predictions import solve
+from tests.helpers import attention, run_once, sequence
 from tests.stretched import stretched
-
-WISHART = {"name": "wishart", "rho": 0.5}
-
-
-def attention(**channel):
-    return Problem({"name": "attention-indexed", "tokens": 2}, {"name": "softmax", **channel}, WISHART)
-
-
-def layers(count=2):
-    return Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": count}, "gaussian")
 
 
 def build_algorithm(table):
     parameters = dict(table)
     return build(get_registry().get("algorithm", parameters.pop("name")).item, "algorithm", parameters)
-
-
-def run(problem, instance, algorithm, seed=0):
-    backend = get_backend()
-    data = instance.data(backend)
-    make_rng = lambda attempt: np.random.default_rng([seed, attempt])  # noqa: E731
-    return run_algorithm(problem, instance, data, algorithm, make_rng, LoopSettings(), backend)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +62,7 @@ def test_average_is_the_mean_of_the_students_run_alone(problem, alpha, table, si
 
 
 def test_signs_of_students_are_brought_together(rng, backend):
-    problem = layers(3)
+    problem = sequence(layers=3)
     truth = rng.standard_normal((3, 200))
     signs = rng.choice([-1.0, 1.0], size=(16, 3, 1))
     noise = rng.standard_normal((16, 3, 200))
@@ -93,7 +75,7 @@ def test_signs_of_students_are_brought_together(rng, backend):
 
 def test_first_student_may_be_the_odd_one_out(rng):
     """Alignment to the first student alone would inherit its noise."""
-    problem = layers(1)
+    problem = sequence()
     truth = rng.standard_normal((1, 400))
     students = np.concatenate(
         [[0.1 * truth + rng.standard_normal((1, 400))], rng.choice([-1.0, 1.0], (15, 1, 1)) * truth[None]]
@@ -103,22 +85,9 @@ def test_first_student_may_be_the_odd_one_out(rng):
     assert cosine > 0.99
 
 
-def test_prior_samples_score_two_and_their_mean_one_plus_one_over_k():
-    problem = attention()
-    rng = np.random.default_rng(8)
-    d, K = 150, 8
-    teacher = problem.prior.sample(rng, 1, d)
-    draws = np.stack([problem.prior.sample(rng, 1, d) for _ in range(K)])
-    singles = [float(problem.model.squared_error(teacher, draw)[0]) for draw in draws]
-    assert np.mean(singles) == pytest.approx(2, rel=0.03)
-    assert float(problem.model.squared_error(teacher, mean_signal(problem, draws))[0]) == pytest.approx(
-        1 + 1 / K, rel=0.03
-    )
-
-
 @pytest.mark.parametrize("of", [{"name": "gamp", "damping": 0.2}, {"name": "spectral"}])
 def test_algorithms_that_cannot_be_batched_run_one_after_the_other(of, backend):
-    problem = layers(1)
+    problem = sequence()
     instance = problem.instance(1.0, 30)
     data = instance.data(backend)
     together = Averaged(of=of, students=3)
@@ -143,17 +112,6 @@ def test_algorithms_that_cannot_be_batched_run_one_after_the_other(of, backend):
         assert info.samples is None
 
 
-def test_students_without_batching_end_where_one_does():
-    problem = layers(1)
-    instance = problem.instance(0.4, 120)
-    single = run(problem, instance, build_algorithm({"name": "gamp"}))
-    several = run(problem, instance, Averaged(of="gamp", students=3))
-    assert several.status.value == single.status.value == "ok"
-    assert single.metrics["overlap"][0] > 0.2
-    # All starts end in the same fixed point, up to the sign that labels cannot tell.
-    assert several.metrics["overlap"][0] == pytest.approx(single.metrics["overlap"][0], abs=0.02)
-
-
 def test_a_second_start_is_that_of_the_algorithm():
     problem = attention()
     cautious = Averaged(of={"name": "gamp", "damping": 0.2}, students=2).retry(problem, "diverged")
@@ -167,24 +125,12 @@ def test_averaging_removes_spread():
     problem = attention()
     instance = problem.instance(0.1, 40)
     errors = {
-        K: run(problem, instance, Averaged(of={"name": "adam", "steps": 250}, students=K)).metrics["mse"][0]
+        K: run_once(problem, instance, Averaged(of={"name": "adam", "steps": 250}, students=K)).metrics["mse"][0]
         for K in (1, 2, 8)
     }
     assert errors[8] < errors[2] < errors[1]
     spread = (errors[1] - errors[8]) / (1 - 1 / 8)
     assert errors[2] == pytest.approx(errors[1] - spread / 2, rel=0.25)
-
-
-def test_two_layers_are_averaged_after_alignment():
-    problem = layers()
-    instance = problem.instance(6.0, 60)
-    table = {"name": "adam", "steps": 300, "learning_rate": 0.05}
-    single = run(problem, instance, Adam(steps=300, learning_rate=0.05))
-    several = run(problem, instance, Averaged(of=table, students=6))
-    # The last layer is learned by every student: signs that cancelled would destroy it.
-    assert single.metrics["overlap"][1] > 0.9
-    assert several.metrics["overlap"][1] > 0.9
-    assert several.status.value == "ok"
 
 
 def test_cell_knows_the_version_and_all_parameters_of_the_algorithm():
@@ -229,7 +175,7 @@ def averaged_draws(students):
     return mean
 
 
-NOISY = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.3}, "gaussian")
+NOISY = sequence("linear", noise=0.3)
 
 
 @pytest.mark.parametrize("students", [1, 2, 7])
@@ -265,12 +211,11 @@ def test_runs_of_draws_land_on_the_theory_of_their_mean(alpha, students):
         assert abs(limit.fit.limit - theory) < 3 * limit.error
 
 
-TWO = {"name": "sequence-multi-index", "tokens": 2}
 OF_SPECTRAL = [
-    (Problem(TWO, {"name": "softmax", "layers": 1}, "gaussian"), {}),
-    (Problem(TWO, {"name": "softmax", "layers": 2, "skip": 1.0}, "gaussian"), {"kind": "asymmetric"}),
-    (Problem(TWO, {"name": "linear", "noise": 0.3, "components": 2}, "gaussian"), {}),
-    (Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", WISHART), {"origin": "zero"}),
+    (sequence(), {}),
+    (sequence(layers=2, skip=1.0), {"kind": "asymmetric"}),
+    (sequence("linear", noise=0.3, components=2), {}),
+    (attention("hardmax"), {"origin": "zero"}),
 ]
 
 

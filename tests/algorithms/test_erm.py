@@ -20,16 +20,10 @@ from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.predictions import solve
+from tests.helpers import sequence
 from tests.warped import MOMENTS, warped
 
-
-def sequence(channel, tokens=1):
-    return smimbench.Problem({"name": "sequence-multi-index", "tokens": tokens}, channel, "gaussian")
-
-
-LINE = sequence({"name": "linear", "noise": 0.3}, 2)
-SIGN = sequence("sign")
-PROBIT = sequence({"name": "probit", "noise": 0.5}, 2)
+LINE, SIGN, PROBIT = sequence("linear", noise=0.3), sequence("sign", 1), sequence("probit", noise=0.5)
 
 
 @parametrize_with_checks([Erm(), Erm(loss="square", penalty=0.5)])
@@ -84,7 +78,7 @@ def test_ridge_by_random_matrices(alpha, penalty):
 @pytest.mark.parametrize("components", [1, 2])
 def test_noiseless_labels_leave_what_they_do_not_span(components):
     """Two tokens: ``1 - 2 alpha`` of every direction is not seen, next to nothing is left beyond, at any small penalty."""
-    problem = sequence({"name": "linear", "noise": 0.0, "components": components}, 2)
+    problem = sequence("linear", noise=0.0, components=components)
     for alpha, left in ((0.2, 0.6), (0.49, 0.02), (0.7, 0.0), (50.0, 0.0)):
         for algorithm in (Erm(), Erm(penalty=1e-9)):
             found = algorithm.theory(problem, alpha, Conditions()).mse
@@ -144,7 +138,7 @@ def test_sampled_integrals_agree_with_quadrature(monkeypatch):
 
 
 def test_several_components_are_as_many_problems():
-    two = sequence({"name": "linear", "noise": 0.3, "components": 2}, 2)
+    two = sequence("linear", noise=0.3, components=2)
     one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())
     np.testing.assert_allclose(Erm(penalty=0.1).theory(two, 0.6, Conditions()).mse, one.mse[0], rtol=1e-9)
 
@@ -183,7 +177,7 @@ def test_bayes_then_the_best_penalty_then_any(seed, length):
     rng = np.random.default_rng([5, seed])
     name = ("sign", "probit", "linear")[seed % 3]
     tokens, noise = int(rng.integers(1, 4)), float(10 ** rng.uniform(-2, 2))
-    problem = sequence(name if name == "sign" else {"name": name, "noise": noise}, tokens)
+    problem = sequence(name, tokens, **({} if name == "sign" else {"noise": noise}))
     alpha = float(10 ** rng.uniform(-1, 1)) / tokens
     loss = str(rng.choice(LOSSES_OF[name]))
     best = Erm(loss, length=length)
@@ -208,7 +202,7 @@ def test_best_penalty_of_sampled_labels_is_that_of_the_closed_form(shape, length
 @pytest.mark.parametrize("noise", [1e-9, 1e-3, 0.3, 2e3, 1e5, 1e9])
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 300.0])
 def test_best_penalty_of_linear_labels_is_their_noise(noise, alpha):
-    problem = sequence({"name": "linear", "noise": noise})
+    problem = sequence("linear", 1, noise=noise)
     best = total(Erm(), problem, alpha)
     exact = ridge_overlaps(np.eye(1), noise * np.eye(1), alpha, noise)
     expected = (exact.truth - 2 * exact.cross + exact.own).item()

@@ -16,27 +16,20 @@ from smimbench.backend.device import get_backend
 from smimbench.derive import gives_probabilities, observable
 from smimbench.interfaces import Start
 from smimbench.problem.problem import Problem
-from smimbench.run.loop import LoopSettings, Status, run_algorithm
-from tests.helpers import attention, sequence
+from smimbench.run.loop import Status
+from tests.helpers import attention, run_once, sequence
 
-ATTENTION = {"name": "wishart", "rho": 0.6}
 PROBLEMS = {
-    "sequence softmax": (2, {"name": "softmax"}, "gaussian"),
-    "sequence softmax 3 tokens": (3, {"name": "softmax"}, "gaussian"),
-    "two layers": (2, {"name": "softmax", "layers": 2, "skip": 0.7}, "gaussian"),
-    "three layers": (2, {"name": "softmax", "layers": 3}, "gaussian"),
-    "two layers 3 tokens": (3, {"name": "softmax", "layers": 2}, "gaussian"),
-    "sequence linear": (2, {"name": "linear", "components": 3, "noise": 0.1}, "gaussian"),
-    "attention softmax": (2, {"name": "softmax", "beta": 1.7}, ATTENTION),
-    "attention softmax 3 tokens": (3, {"name": "softmax"}, ATTENTION),
-    "attention linear": (2, {"name": "linear", "noise": 0.2, "noise_convention": "plain"}, ATTENTION),
+    "sequence softmax": sequence(),
+    "sequence softmax 3 tokens": sequence(tokens=3),
+    "two layers": sequence(layers=2, skip=0.7),
+    "three layers": sequence(layers=3),
+    "two layers 3 tokens": sequence(tokens=3, layers=2),
+    "sequence linear": sequence("linear", components=3, noise=0.1),
+    "attention softmax": attention(rho=0.6, beta=1.7),
+    "attention softmax 3 tokens": attention(rho=0.6, tokens=3),
+    "attention linear": attention("linear", rho=0.6, noise=0.2, noise_convention="plain"),
 }
-
-
-def make(name):
-    tokens, channel, prior = PROBLEMS[name]
-    model = "sequence-multi-index" if prior == "gaussian" else "attention-indexed"
-    return Problem({"name": model, "tokens": tokens}, channel, prior)
 
 
 def small(problem, backend=None, dimension=9):
@@ -52,7 +45,7 @@ def targets_of(problem, data):
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
 def test_gradient_is_the_derivative_of_the_loss(name, loss, rng):
-    problem = make(name)
+    problem = PROBLEMS[name]
     if loss == "cross-entropy" and not gives_probabilities(problem):
         pytest.skip("labels are no probabilities")
     _, data = small(problem)
@@ -68,7 +61,7 @@ def test_gradient_is_the_derivative_of_the_loss(name, loss, rng):
 
 
 def test_loss_is_the_squared_distance_of_the_outputs(rng):
-    problem = make("two layers")
+    problem = PROBLEMS["two layers"]
     _, data = small(problem)
     factor = problem.prior.factor.draw(rng, 2, data.dimension)
     expected = 0.0
@@ -87,7 +80,7 @@ def test_loss_is_the_squared_distance_of_the_outputs(rng):
 
 @pytest.mark.parametrize("name", ["two layers", "attention softmax", "attention linear", "sequence linear"])
 def test_students_are_independent_of_each_other(name, rng, backend):
-    problem = make(name)
+    problem = PROBLEMS[name]
     _, data = small(problem, backend)
     targets = targets_of(problem, data)
     draws = np.stack([problem.prior.factor.draw(rng, problem.components, data.dimension) for _ in range(3)])
@@ -100,7 +93,7 @@ def test_students_are_independent_of_each_other(name, rng, backend):
 
 
 def test_saturated_probabilities_do_not_break_cross_entropy(rng):
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, {"name": "softmax", "beta": 3000.0}, ATTENTION)
+    problem = attention(rho=0.6, beta=3000.0)
     _, data = small(problem)
     factor = problem.prior.factor.draw(rng, 1, data.dimension)
     found = loss_gradient(problem, data.inputs, targets_of(problem, data), factor, loss="cross-entropy")
@@ -113,8 +106,8 @@ def test_saturated_probabilities_do_not_break_cross_entropy(rng):
 
 @pytest.mark.parametrize("beta", [0.7, 30.0])
 def test_surrogate_is_the_softmax_of_that_temperature(beta, rng):
-    hard = Problem({"name": "attention-indexed", "tokens": 3}, "hardmax", ATTENTION)
-    soft = Problem({"name": "attention-indexed", "tokens": 3}, {"name": "softmax", "beta": beta}, ATTENTION)
+    hard = attention("hardmax", 3, 0.6)
+    soft = attention("softmax", 3, 0.6, beta=beta)
     z = rng.standard_normal((5, 1, 6))
     stand_in = surrogate(hard, beta)
     assert np.allclose(stand_in.observable(stand_in.forward(z)), soft.channel.observable(soft.channel.forward(z)))
@@ -125,13 +118,10 @@ def test_surrogate_is_the_softmax_of_that_temperature(beta, rng):
 
 @pytest.mark.parametrize("algorithm", [Adam(steps=60), Sgd(steps=60, learning_rate=0.05, surrogate_beta=(1.0, 8.0))])
 def test_hardmax_is_learned_through_a_surrogate_that_says_so(algorithm):
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
+    problem = attention("hardmax")
     instance = problem.instance(1.0, 24)
-    data = instance.data(get_backend())
     assert algorithm.refuses(problem) is None
-    result = run_algorithm(
-        problem, instance, data, algorithm, lambda k: np.random.default_rng(k), LoopSettings(), get_backend()
-    )
+    result = run_once(problem, instance, algorithm)
     assert any("surrogate" in warning and "softmax" in warning for warning in result.warnings)
     # The labels do not tell the scale, so the estimate has the prior's.
     assert (result.estimate**2).sum() / 24 == pytest.approx(1.5)
@@ -140,12 +130,10 @@ def test_hardmax_is_learned_through_a_surrogate_that_says_so(algorithm):
 
 def test_certainty_is_no_divergence():
     """One-hot labels drive the factor's norm up for ever; the estimate, which is given the prior's norm, stays finite."""
-    problem = Problem({"name": "sequence-multi-index", "tokens": 3}, "hardmax", "gaussian")
+    problem = sequence("hardmax", 3)
     instance = problem.instance(1.5, 150)
     rule = Sgd(learning_rate=0.05, batch=50, epochs=100)
-    result = run_algorithm(
-        problem, instance, instance.data(get_backend()), rule, np.random.default_rng, LoopSettings(), get_backend()
-    )
+    result = run_once(problem, instance, rule)
     assert result.status == Status.OK, result.reason
     assert (result.estimate**2).mean() == pytest.approx(1.0)  # the prior's norm
 
@@ -171,7 +159,7 @@ def full_gradient(problem, data, factor, loss=None):
 
 
 def test_adamw_shrinks_apart_from_the_gradient():
-    problem = make("sequence softmax")
+    problem = PROBLEMS["sequence softmax"]
     _, data = small(problem)
     plain = walk(Adam(learning_rate=0.05), problem, data, 1)
     decayed = walk(AdamW(learning_rate=0.05, weight_decay=0.3), problem, data, 1)
@@ -180,7 +168,7 @@ def test_adamw_shrinks_apart_from_the_gradient():
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_with_momentum_and_decay_follows_the_textbook(nesterov):
-    problem = make("two layers")
+    problem = PROBLEMS["two layers"]
     _, data = small(problem)
     rule = Sgd(learning_rate=0.1, momentum=0.6, nesterov=nesterov, weight_decay=0.2, schedule="1/t", decay_steps=3)
     states = walk(rule, problem, data, 4)
@@ -207,7 +195,7 @@ def test_schedules():
 
 
 def test_an_epoch_sees_every_sample_once_and_its_mean_step_is_the_full_gradient():
-    problem = make("sequence softmax")
+    problem = PROBLEMS["sequence softmax"]
     instance = problem.instance(2.0, 10)  # 20 samples
     data = instance.data(get_backend())
     rule = Sgd(learning_rate=1e-9, batch=5, epochs=3)
@@ -227,7 +215,7 @@ def test_an_epoch_sees_every_sample_once_and_its_mean_step_is_the_full_gradient(
 
 
 def test_the_last_batch_of_an_epoch_may_be_short():
-    problem = make("sequence softmax")
+    problem = PROBLEMS["sequence softmax"]
     data = problem.instance(1.7, 10).data(get_backend())  # 17 samples
     states = walk(Adam(batch=5, epochs=2), problem, data, 8)
     assert [b.samples - a.samples for a, b in itertools.pairwise(states)] == [5, 5, 5, 2] * 2
@@ -236,7 +224,7 @@ def test_the_last_batch_of_an_epoch_may_be_short():
 
 
 def test_minibatch_adam_uses_an_unbiased_gradient():
-    problem = make("sequence linear")
+    problem = PROBLEMS["sequence linear"]
     data = problem.instance(2.0, 10).data(get_backend())
     rule = Adam(batch=10, epochs=1)
     states = walk(rule, problem, data, 2)
@@ -249,7 +237,7 @@ def test_minibatch_adam_uses_an_unbiased_gradient():
 
 
 def test_online_learning_never_sees_a_sample_twice():
-    problem = make("sequence linear")
+    problem = PROBLEMS["sequence linear"]
     instance = problem.instance(0.5, 12)
     data = instance.data(get_backend())
     asked = []
@@ -276,7 +264,7 @@ def test_online_learning_never_sees_a_sample_twice():
 
 
 def test_online_learning_needs_a_source(rng):
-    problem = make("sequence softmax")
+    problem = PROBLEMS["sequence softmax"]
     _, data = small(problem)
     bare = type(data)(data.inputs, data.labels, data.sample_ratio)
     with pytest.raises(ValueError, match="no source"):
@@ -284,7 +272,7 @@ def test_online_learning_needs_a_source(rng):
 
 
 def test_fresh_samples_are_reproducible_and_typed():
-    problem = make("attention softmax")
+    problem = PROBLEMS["attention softmax"]
     instance = problem.instance(0.2, 8, dtype="float32")
     data = instance.data(get_backend("numpy", "float32"))
     first = data.fresh(np.random.default_rng(5), 7)
@@ -297,7 +285,7 @@ def test_fresh_samples_are_reproducible_and_typed():
 
 @pytest.mark.parametrize("name", ["two layers", "attention softmax"])
 def test_spherical_constraint_fixes_every_component(name):
-    problem = make(name)
+    problem = PROBLEMS[name]
     _, data = small(problem)
     for state in walk(Sgd(learning_rate=0.3, spherical=True), problem, data, 3):
         norms = (state.factor**2).mean(axis=-1 if name == "two layers" else (-2, -1))
@@ -306,7 +294,7 @@ def test_spherical_constraint_fixes_every_component(name):
 
 @pytest.mark.parametrize("name", ["two layers", "attention softmax"])
 def test_inputs_may_be_streamed(name, rng):
-    problem = make(name)
+    problem = PROBLEMS[name]
     streamed = small(problem)[0].data(get_backend(), stream=True)
     with pytest.raises(ValueError, match="fit the device"):
         walk(Sgd(batch=3, epochs=1), problem, streamed, 1)
@@ -318,7 +306,7 @@ def test_inputs_may_be_streamed(name, rng):
 @pytest.mark.parametrize("students", [None, 3])
 @pytest.mark.parametrize("tokens", [2, 3])
 def test_narrow_factors_take_a_shorter_way_to_the_same_gradient(students, tokens, rng, backend, monkeypatch):
-    problem = Problem({"name": "attention-indexed", "tokens": tokens}, {"name": "softmax"}, ATTENTION)
+    problem = attention(rho=0.6, tokens=tokens)
     _, data = small(problem, backend)
     shape = (1, 9, 4) if students is None else (students, 1, 9, 4)
     factor = backend.asarray(rng.standard_normal(shape))
@@ -338,7 +326,7 @@ def test_narrow_factors_take_a_shorter_way_to_the_same_gradient(students, tokens
 
 
 def test_a_start_that_is_not_used_is_said_to_be_unused():
-    problem = make("sequence softmax")
+    problem = PROBLEMS["sequence softmax"]
     instance = problem.instance(1.5, 9)
     plain = instance.data(get_backend())
     handed = instance.data(get_backend(), Start(np.ones((1, 9)), np.eye(1)))
@@ -408,18 +396,6 @@ def test_loss_and_gradient_are_those_of_the_loss_written_out(problem, rng):
     np.testing.assert_allclose(found.gradient.reshape(W.shape), numeric, rtol=1e-5, atol=1e-6 * np.abs(numeric).max())
 
 
-def test_at_the_teacher_nothing_pulls():
-    problem = attention("linear", tokens=3)
-    instance = problem.instance(0.5, 10)
-    values, vectors = np.linalg.eigh(instance.signal[0])
-    kept = values > 1e-9
-    width = int(kept.sum())
-    W = vectors[:, kept] * np.sqrt(values[kept] * math.sqrt(width * 10))
-    found = loss_gradient(problem, instance.inputs, instance.labels, W[None])
-    assert float(found.loss) < 1e-18
-    assert np.abs(found.gradient).max() < 1e-8
-
-
 @pytest.mark.parametrize(
     ("problem", "loss", "descended"),
     [
@@ -462,25 +438,13 @@ def test_the_start_is_standard_normal_and_as_wide_as_asked():
         assert np.std(factor) == pytest.approx(1, abs=0.1)
 
 
-def run(problem, alpha, dimension, replicate, algorithm):
-    backend = get_backend("numpy")
-    instance = problem.instance(alpha, dimension, replicate)
-
-    def make_rng(attempt):
-        return np.random.default_rng([replicate, attempt])
-
-    return run_algorithm(problem, instance, instance.data(backend), algorithm, make_rng, LoopSettings(), backend)
-
-
-def test_all_steps_are_made():
-    attempt = run(attention(), 0.1, 20, 0, Adam(steps=37))
-    assert (attempt.status, attempt.iterations) == (Status.OK, 37)
-    assert attempt.reason == "all 37 steps made"
-
-
 def test_enough_noiseless_samples_and_steps_find_the_teacher():
     """Far above the count of unknowns, with a schedule that ends: a wide student ends at the signal itself."""
-    attempt = run(attention("linear"), 0.6, 30, 0, Adam(steps=1500, learning_rate=0.05, schedule="cosine"))
+    attempt = run_once(
+        problem := attention("linear"),
+        problem.instance(0.6, 30),
+        Adam(steps=1500, learning_rate=0.05, schedule="cosine"),
+    )
     assert attempt.metrics["mse"][0] < 1e-4
 
 
@@ -488,5 +452,5 @@ def test_enough_noiseless_samples_and_steps_find_the_teacher():
 @pytest.mark.parametrize(("alpha", "published", "tolerance"), [(0.0505, 1.30, 0.12), (0.2101, 0.044, 0.02)])
 def test_the_recipe_gives_the_published_errors(alpha, published, tolerance):
     """arXiv:2506.01582, gradient descent of a single student, T = 2, rho = 0.5: with its loss the default is that recipe."""
-    attempt = run(attention(), alpha, 100, 0, Adam(loss="squared"))
+    attempt = run_once(attention(), attention().instance(alpha, 100), Adam(loss="squared"))
     assert attempt.metrics["mse"][0] == pytest.approx(published, abs=tolerance)

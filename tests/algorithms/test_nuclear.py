@@ -29,17 +29,14 @@ from smimbench.backend.device import get_backend
 from smimbench.derive.spectrum_prior import SpectrumPrior
 from smimbench.interfaces import Conditions, Law, Prior
 from smimbench.numerics.free_convolution import FreeConvolution
-from smimbench.problem.problem import Problem
 from smimbench.theory.predictions import competing
-from tests.helpers import run_once
+from tests.helpers import attention, run_once
+
+LINEAR, PLAIN = {"channel": "linear"}, {"noise_convention": "plain"}
 
 
-def attention(channel, rho=0.5, tokens=2):
-    return Problem({"name": "attention-indexed", "tokens": tokens}, channel, {"name": "wishart", "rho": rho})
-
-
-def linear(noise, **more):
-    return {"name": "linear", "noise": noise, **more}
+def noisy(**more):
+    return attention(**{**LINEAR, **PLAIN, "noise": 0.3, **more})
 
 
 def prior_of(**members):
@@ -209,10 +206,10 @@ def test_published_quadratic_networks(n, exponent, noise, penalty, error):
 
 @pytest.mark.parametrize(
     ("rho", "alpha", "channel"),
-    [(0.1, 0.05, linear(0.05)), (2.0, 0.2, linear(0.5, noise_convention="plain")), (0.3, 0.1, {"name": "softmax"})],
+    [(0.1, 0.05, LINEAR | {"noise": 0.05}), (2.0, 0.2, LINEAR | PLAIN | {"noise": 0.5}), (0.3, 0.1, {})],
 )
 def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
-    problem = attention(channel, rho)
+    problem = attention(rho=rho, **channel)
     seen = observations(problem, seen_by_labels(problem), alpha)
     bayes = competing(problem, [alpha])[0][0].mse[0]
     for positive in (True, False):
@@ -253,14 +250,14 @@ def test_fixed_point_holds_for_any_weights(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("channel", "rho", "alpha", "tau", "positive"),
-    [({"name": "softmax"}, 0.5, 0.15, 0.2, True), (linear(1.0), 1.0, 0.4, 0.5, False)],
+    [({}, 0.5, 0.15, 0.2, True), (LINEAR | {"noise": 1.0}, 1.0, 0.4, 0.5, False)],
 )
 def test_runs_come_close_to_their_theory(channel, rho, alpha, tau, positive):
     """Means of runs, extrapolated from d = 20 and 40; docs/nuclear-norm.md goes on to d = 200.
 
     Size and trace of the teacher, of known mean, explain most of the difference between runs: they are control variates.
     """
-    problem = attention(channel, rho)
+    problem = attention(rho=rho, **channel)
     algorithm = Nuclear(tau, positive=positive)
     expected = algorithm.theory(problem, alpha)
     means, slope = [], None
@@ -281,7 +278,7 @@ def test_runs_come_close_to_their_theory(channel, rho, alpha, tau, positive):
 
 
 def test_best_penalty_is_used_and_said():
-    problem = attention(linear(0.3))
+    problem = attention("linear", noise=0.3)
     run = run_once(problem, problem.instance(0.3, 20), Nuclear("optimal"))
     seen = observations(problem, seen_by_labels(problem), problem.instance(0.3, 20).sample_ratio)
     assert run.final["regularisation"][0] == pytest.approx(best_penalty(problem.prior, seen, True)[0])
@@ -314,10 +311,10 @@ def solve(problem, instance, algorithm, backend=None, tolerance=1e-9, iterations
 
 
 @pytest.mark.parametrize("positive", [True, False])
-@pytest.mark.parametrize("channel", [{"name": "linear", "noise": 0.3}, {"name": "softmax"}])
+@pytest.mark.parametrize("channel", [LINEAR | {"noise": 0.3}, {}])
 def test_solution_satisfies_the_optimality_conditions(positive, channel):
     """The slope of the loss is tau times a subgradient of the norm: U U^T on the range, at most tau off it."""
-    problem = attention(channel)
+    problem = attention(**channel)
     instance = problem.instance(0.5, 14)
     tau = 0.4
     S = solve(problem, instance, Nuclear(tau, positive=positive)).estimate
@@ -340,7 +337,7 @@ def test_solution_satisfies_the_optimality_conditions(positive, channel):
 
 
 def test_slope_is_the_derivative_of_the_loss(rng):
-    problem = attention({"name": "linear", "noise": 0.3, "noise_convention": "plain"})
+    problem = attention("linear", noise=0.3, noise_convention="plain")
     instance = problem.instance(0.3, 8)
     data = instance.data(get_backend())
     squares = LeastSquares(problem, seen_by_labels(problem), data.inputs, data.labels)
@@ -355,7 +352,7 @@ def test_slope_is_the_derivative_of_the_loss(rng):
 
 
 def test_power_iteration_bounds_the_curvature(rng):
-    problem = attention({"name": "softmax"})
+    problem = attention()
     data = problem.instance(0.4, 9).data(get_backend())
     squares = LeastSquares(problem, seen_by_labels(problem), data.inputs, data.labels)
     columns = []
@@ -370,7 +367,7 @@ def test_power_iteration_bounds_the_curvature(rng):
 
 
 def test_low_rank_is_recovered_where_least_squares_cannot():
-    problem = attention({"name": "softmax"}, rho=0.1)
+    problem = attention(rho=0.1)
     instance = problem.instance(0.18, 30)  # 4 * 0.18 < 1 equations per unknown of a full matrix
     low = solve(problem, instance, Nuclear(0.01), tolerance=1e-6, iterations=1500)
     dense = solve(problem, instance, Ridge(), tolerance=1e-6)
@@ -379,7 +376,7 @@ def test_low_rank_is_recovered_where_least_squares_cannot():
 
 
 def test_validation_is_as_good_as_the_best_of_a_grid():
-    problem = attention({"name": "linear", "noise": 0.3}, rho=0.3)
+    problem = attention("linear", rho=0.3, noise=0.3)
     instance = problem.instance(0.25, 24)
     chosen = solve(problem, instance, Nuclear(), tolerance=1e-5)
     grid = [
@@ -392,7 +389,7 @@ def test_validation_is_as_good_as_the_best_of_a_grid():
 @pytest.mark.parametrize(("noise", "tau"), [(0.3, 0.3), (0.0, 0.02)])
 def test_single_precision_ends_where_its_rounding_does(noise, tau):
     """The certificate cannot be finer than its numbers: what may be rounding does not keep a run from ending."""
-    problem = attention({"name": "linear", "noise": noise}, rho=0.3)
+    problem = attention("linear", rho=0.3, noise=noise)
     instance = problem.instance(0.12, 30)
     fine = solve(problem, instance, Nuclear(tau), tolerance=1e-4)
     coarse = solve(problem, instance, Nuclear(tau), get_backend(dtype="float32"), tolerance=1e-4)
@@ -404,14 +401,10 @@ def test_single_precision_ends_where_its_rounding_does(noise, tau):
 AT = Conditions(dimension=24)
 
 
-def noisy(convention="plain", noise=0.3):
-    return {"name": "linear", "noise": noise, "noise_convention": convention}
-
-
 @pytest.mark.parametrize(("tokens", "width", "decay"), [(1, 24, 1.0), (2, 14, 3.0), (2, 30, 0.5)])
 def test_descent_ends_in_the_minimum_of_nuclear(tokens, width, decay):
     """Noise of the same variance in every entry: the squared error of the label is twice the loss of ``nuclear``."""
-    problem = attention(noisy(), tokens=tokens)
+    problem = noisy(tokens=tokens)
     instance = problem.instance(0.4, 24)
     run = run_once(problem, instance, Adam(weight_decay=decay, width=width, schedule="cosine", steps=1500))
     descended = run.estimate
@@ -425,7 +418,7 @@ def test_descent_ends_in_the_minimum_of_nuclear(tokens, width, decay):
 
 def test_stochastic_descent_on_the_full_batch_has_that_minimum_too():
     """Its loss is ``sum l / alpha + (lambda/2) |W|^2``, so that lambda alpha is the decay of ``adam``."""
-    problem = attention(noisy(), tokens=1)
+    problem = noisy(tokens=1)
     instance = problem.instance(0.5, 14)
     sgd = Sgd(weight_decay=2.0, width=14, learning_rate=0.01, steps=1500)
     descended = run_once(problem, instance, sgd).estimate
@@ -436,26 +429,15 @@ def test_stochastic_descent_on_the_full_batch_has_that_minimum_too():
 
 
 def test_weights_of_the_label():
-    seen = label_observations(attention(noisy("scaled")), 0.5)
+    seen = label_observations(noisy(noise_convention="scaled"), 0.5)
     assert np.allclose(seen.weights, [2, 1, 2])
     assert np.allclose(seen.noise, 0.3)
-    assert np.allclose(label_observations(attention(noisy("plain")), 0.5).noise, [0.15, 0.3, 0.15])
+    assert np.allclose(label_observations(noisy(), 0.5).noise, [0.15, 0.3, 0.15])
     assert "latent" in label_observations(attention("softmax"), 0.5)
     assert "not convex" in label_observations(attention("hardmax"), 0.5)
 
 
-def test_penalty_is_in_the_gradient(rng):
-    """One step of descent moves along the loss and ``lambda W / D``."""
-    problem = attention(noisy())
-    data = problem.instance(0.3, 24).data(get_backend())
-    plain, decayed = Adam(), Adam(weight_decay=3.0)
-    first = [a.step(problem, data, a.init(problem, data, np.random.default_rng(0)))[0] for a in (plain, decayed)]
-    start = plain.init(problem, data, np.random.default_rng(0)).factor
-    # The first moment after one step is (1 - beta1) times the gradient.
-    assert np.allclose((first[1].memory[0] - first[0].memory[0]) / 0.1, 3.0 / 24 * start)
-
-
 def test_no_spectrum_without_decay():
-    problem = attention(noisy())
+    problem = noisy()
     run = run_once(problem, problem.instance(0.2, 10), Adam(steps=3))
     assert "spectrum" not in run.final

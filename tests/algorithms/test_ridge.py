@@ -11,20 +11,9 @@ from smimbench_algorithms.ridge import Ridge
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
-from smimbench.problem.problem import Problem
 from smimbench.theory.predictions import solve as state_evolution
-from tests.helpers import run_once
+from tests.helpers import attention, run_once, sequence
 from tests.stretched import stretched
-
-WISHART = {"name": "wishart", "rho": 0.5}
-
-
-def attention(channel, tokens=2):
-    return Problem({"name": "attention-indexed", "tokens": tokens}, channel, WISHART)
-
-
-def sequence(channel, tokens=2):
-    return Problem({"name": "sequence-multi-index", "tokens": tokens}, channel, "gaussian")
 
 
 def solve(problem, instance, algorithm, backend=None, tolerance=1e-10):
@@ -32,7 +21,7 @@ def solve(problem, instance, algorithm, backend=None, tolerance=1e-10):
 
 
 def test_it_is_the_posterior_mean_of_a_gaussian_signal(backend):
-    problem = sequence({"name": "linear", "components": 2, "noise": 0.3})
+    problem = sequence("linear", components=2, noise=0.3)
     instance = problem.instance(0.8, 25)
     X = instance.inputs.reshape(-1, 25) / math.sqrt(25)
     y = instance.labels.transpose(1, 0, 2).reshape(2, -1)
@@ -55,7 +44,7 @@ def test_the_penalty_knows_the_variance_of_the_signal(shift):
 
 
 def test_one_sample_is_too_few_to_validate_on():
-    problem = sequence({"name": "linear", "noise": 0.3})
+    problem = sequence("linear", noise=0.3)
     with pytest.raises(ValueError, match="validation needs at least two samples, this data has 1"):
         solve(problem, problem.instance(0.1, 10), Ridge("validation"))
 
@@ -87,7 +76,7 @@ def symmetric_basis(d):
 def test_it_is_the_gaussian_posterior_mean_of_a_matrix(convention):
     """Prior: mean sqrt(r/d) I, entries of variance 1/d off the diagonal and 2/d on it."""
     noise, d = 0.4, 7
-    problem = attention({"name": "linear", "noise": noise, "noise_convention": convention})
+    problem = attention("linear", noise=noise, noise_convention=convention)
     instance = problem.instance(0.6, d)
     basis = symmetric_basis(d)
     A = np.einsum("ncij,kij->nck", design(instance), basis).reshape(-1, len(basis))
@@ -103,7 +92,7 @@ def test_it_is_the_gaussian_posterior_mean_of_a_matrix(convention):
 
 @pytest.mark.parametrize("tokens", [2, 3])
 def test_softmax_labels_are_seen_up_to_a_common_shift(tokens):
-    problem = attention({"name": "softmax", "beta": 2.0}, tokens)
+    problem = attention("softmax", tokens=tokens, beta=2.0)
     seen = seen_by_labels(problem)
     C = tokens * (tokens + 1) // 2
     assert seen.rows.shape == (C - 1, C)
@@ -115,7 +104,7 @@ def test_softmax_labels_are_seen_up_to_a_common_shift(tokens):
 
 def test_noiseless_softmax_is_fitted_exactly_and_closest_to_the_prior_mean():
     d = 7
-    problem = attention({"name": "softmax", "beta": 2.0})
+    problem = attention("softmax", beta=2.0)
     instance = problem.instance(0.2, d)  # 10 samples, 20 equations, 28 unknowns
     basis = symmetric_basis(d)
     h = np.einsum("ncij,kij->nck", design(instance), basis)
@@ -131,8 +120,8 @@ def test_noiseless_softmax_is_fitted_exactly_and_closest_to_the_prior_mean():
 
 def test_it_is_the_best_linear_estimate():
     """More and less regularisation are both worse."""
-    assert Ridge().theory(attention({"name": "softmax"}), 0.1).mse == pytest.approx(1 - 4 * 0.1)
-    problem = attention({"name": "linear", "noise": 0.5})
+    assert Ridge().theory(attention("softmax"), 0.1).mse == pytest.approx(1 - 4 * 0.1)
+    problem = attention("linear", noise=0.5)
     instance = problem.instance(0.2, 50)
     best, *others = (
         solve(problem, instance, Ridge(penalty), tolerance=1e-6).metrics["mse"][0] for penalty in ("theory", 0.15, 1.5)
@@ -141,7 +130,7 @@ def test_it_is_the_best_linear_estimate():
 
 
 def test_theory_of_every_rank():
-    line = sequence({"name": "linear", "noise": 0.1})
+    line = sequence("linear", noise=0.1)
     found = Ridge().theory(line, 0.5)  # the best linear estimate of a Gaussian signal is the best there is
     assert found.mse == pytest.approx(state_evolution(line, [0.5])[0].V[0, 0], rel=1e-9)
     assert "held-out" in Ridge("validation").theory(attention("linear"), 0.5)
@@ -149,7 +138,7 @@ def test_theory_of_every_rank():
 
 
 def test_validation_chooses_what_theory_would():
-    problem = sequence({"name": "linear", "noise": 1.0})
+    problem = sequence("linear", noise=1.0)
     instance = problem.instance(4.0, 250)
     chosen = solve(problem, instance, Ridge("validation"))
     best = solve(problem, instance, Ridge())
@@ -162,7 +151,7 @@ def test_validation_chooses_what_theory_would():
 @pytest.mark.parametrize("tokens", [1, 2, 4])
 def test_least_squares_without_a_penalty(tokens):
     """``Delta / (r - 1)`` with more labels than directions, ``1 - r + Delta r / (1 - r)`` with fewer, ``r = alpha T``."""
-    problem, noise = sequence({"name": "linear", "noise": 0.3}, tokens), 0.3
+    problem, noise = sequence("linear", tokens=tokens, noise=0.3), 0.3
     for gap in (1e-9, 1e-6, 1e-3, 0.4):
         found = Ridge(0.0).theory(problem, (1 + gap) / tokens).mse
         assert found == pytest.approx(noise / gap, rel=1e-6)
@@ -170,13 +159,13 @@ def test_least_squares_without_a_penalty(tokens):
         assert found == pytest.approx(gap + noise * (1 - gap) / gap, rel=1e-6)
     reason = Ridge(0.0).theory(problem, 1 / tokens)
     assert "infinite error where there are just as many labels as directions" in reason
-    assert Ridge(0.0).theory(sequence({"name": "linear", "noise": 0.0}, tokens), 1 / tokens).mse == 0
+    assert Ridge(0.0).theory(sequence("linear", tokens=tokens, noise=0.0), 1 / tokens).mse == 0
     assert Ridge(1e-6).theory(problem, 1 / tokens).mse > 100
 
 
 @pytest.mark.parametrize("penalty", [1e160, 1.7e308])
 def test_an_endless_penalty_leaves_the_prior(penalty):
-    assert Ridge(penalty).theory(sequence({"name": "linear", "noise": 0.3}), 0.7).mse == 1
+    assert Ridge(penalty).theory(sequence("linear", noise=0.3), 0.7).mse == 1
     with pytest.raises(ParameterError, match="regularisation"):
         Ridge(math.inf)
 
@@ -184,7 +173,7 @@ def test_an_endless_penalty_leaves_the_prior(penalty):
 @pytest.mark.parametrize("noise", [1e-9, 1e-7, 0.3, 1e6, 1e9])
 def test_any_noise_of_a_channel_is_seen(noise):
     for components in (1, 2):
-        seen = seen_by_labels(sequence({"name": "linear", "noise": noise, "components": components}))
+        seen = seen_by_labels(sequence("linear", noise=noise, components=components))
         assert len(seen.rows) == 2 * components
         assert seen.noise == pytest.approx(noise, rel=1e-6)
         assert seen.alike
