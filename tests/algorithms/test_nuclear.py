@@ -48,11 +48,11 @@ class OfEigenvalues:
     """A prior that is nothing but its eigenvalues."""
 
     def __init__(self, atoms, weights=None):
-        self.free = FreeConvolution(atoms, weights)
-        self.law = Law(spectral_means=functools.partial(self.free.means, rtol=1e-7))
+        self.law = Law(spectral_means=functools.partial(FreeConvolution(atoms, weights).means, rtol=1e-7))
+        self.square = np.average(np.square(atoms), weights=weights)
 
     def second_moment(self, components):
-        return np.array([[self.free.variance + self.free.mean**2]])
+        return np.array([[self.square]])
 
 
 @pytest.mark.parametrize("positive", [True, False])
@@ -199,7 +199,9 @@ def test_published_quadratic_networks(n, exponent, noise, penalty, error):
     """
     atoms = np.arange(1, 401.0) ** -exponent
     atoms *= 20 / np.linalg.norm(atoms)
-    prior = Law(np.append(atoms[:40], atoms[40:].reshape(-1, 4).mean(1)), np.append(np.ones(40), np.full(90, 4.0)))
+    prior = OfEigenvalues(
+        np.append(atoms[:40], atoms[40:].reshape(-1, 4).mean(1)), np.append(np.ones(40), np.full(90, 4.0))
+    )
     seen = Observations(np.ones(1), np.full(1, noise / 2), 2 * n / 400**2)
     assert fixed_point(prior, seen, penalty / 2, True).error == pytest.approx(error, rel=5e-3)
 
