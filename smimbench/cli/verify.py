@@ -80,7 +80,7 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     keys = {cell.key for cell in known}
     if unasked := sum(record["key"] not in keys for record in records.values()):
         found["files"].remarks.append(f"{unasked} records that the suite does not ask for are in no table")
-    found |= stored_theory(suite, theory_folder(store), request.registry, solve=theory)
+    found |= stored_theory(suite, theory_folder(store), solve=theory)
     found["cells run again"] = rerun(known, store, request.registry, count=cells, seed=seed)
     if not found["cells run again"].checked and cells and records:
         found["cells run again"] = Verification(remarks=["no stored cell can be run again"])

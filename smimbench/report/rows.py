@@ -348,7 +348,7 @@ def own_point(
 ) -> dict[str, Any] | str:
     """Prediction for the algorithm of a cell under the conditions of its runs, or the reason why there is none."""
     try:
-        algorithm = build_algorithm(cell.algorithm, problem, get_registry())
+        build_algorithm(cell.algorithm, problem, get_registry())
     except (RegistryError, ParameterError) as error:
         return f"it is not installed here: {error}"
     starts = (record.get("start") or {} for record in records)
@@ -361,7 +361,7 @@ def own_point(
         trajectory=trajectory,
     )
     try:
-        return cache.own(problem, algorithm, cell.algorithm, ratio, conditions)
+        return cache.own(problem, cell.algorithm, ratio, conditions)
     except THEORY_ERRORS as error:  # the rows of all others are none of its business
         return f"its theory raised {error_line(error)}"
 

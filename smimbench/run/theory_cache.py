@@ -19,7 +19,9 @@ import numpy as np
 from smimbench.files import StoreError, canonical_json, error_line, read_json, steady_folder
 from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import ProblemError, without_code
+from smimbench.registry.registry import get_registry
 from smimbench.run.answers import check_answer, document_text, read_answer, write_answer
+from smimbench.suite.cells import build_algorithm
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import curve_errors, point_errors
@@ -37,6 +39,7 @@ __all__ = [
     "THEORY_ERRORS",
     "THEORY_VERSION",
     "Kept",
+    "NotStored",
     "Progress",
     "TheoryCache",
     "TheoryError",
@@ -109,8 +112,12 @@ class Kept(NamedTuple):
     nodes: int
 
 
+class NotStored(ProblemError):
+    """Theory that is not stored, asked of a cache that only reads."""
+
+
 class TheoryCache:
-    """Answers what theory says of a problem, computing each answer once.
+    """Answers what theory says of a problem: each is solved once, and read from then on.
 
     Parameters
     ----------
@@ -123,12 +130,16 @@ class TheoryCache:
         Told of every answer, and of every node on the way to it.
     remark : callable
         Told in one line of answers that are not used: the code of an item, or the file itself, has changed.
+    solves : bool
+        Whether what is missing is solved; otherwise asking for it raises ``NotStored``, and ``is_missing`` becomes True.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.watch: Callable[[Progress], None] = lambda progress: None
         self.remark: Callable[[str], None] = lambda line: None
+        self.solves = True
+        self.is_missing = False
         self._memory: dict[tuple[str, str, Ratio], Any] = {}
         self._consistent: set[str] = set()
 
@@ -144,20 +155,11 @@ class TheoryCache:
             with _nodes_of_theory_watched(
                 problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))
             ):
-                for alpha, points in self.solve_points(problem, missing):
+                for alpha, points in zip(missing, self._solved("points", problem, missing)):
                     self._remember("point", problem, key, alpha, points)
                     done += 1
                     self.watch(Progress(done, total, Evaluations.of(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
-
-    def solve_points(self, problem: Problem, alphas: Sequence[float]) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-        """Sample ratios with their branches, solved now."""
-        self.begin(problem)
-        for part in curve_of(problem).batches(alphas):
-            solved = competing(problem, part)
-            require_consistent_at(problem, [(p.Q, p.V) for b in solved for p in b], clock=time.perf_counter)
-            for alpha, branches in zip(part, solved):
-                yield alpha, [point_document(problem, p, point_errors(problem, p.Q, p.V, p.error)) for p in branches]
 
     @_boundary
     def curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
@@ -166,70 +168,79 @@ class TheoryCache:
         Errors of prediction are interpolated along it, or left out where several components are read off a curve that thresholds
         have followed: a reading costs a hundredth of a second, they cost thirty times that.
         """
-        if problem.components > 1 and fixed_point_curve(problem) is None:
+        wanted = tuple(float(a) for a in alphas)
+        if self._is_costly(problem) and not self._is_kept("curve", canonical_json(problem.spec), wanted):
             return None
-        key, wanted = canonical_json(problem.spec), tuple(float(a) for a in alphas)
-        found: list[list[dict[str, Any]]] | None = self._recall("curve", problem, key, wanted)
-        if found is None:
-            found = self.solve_curve(problem, wanted)
-            self._remember("curve", problem, key, wanted, found)
+        found: list[list[dict[str, Any]]] = self._answer("curve", problem, problem.spec, wanted, wanted)
         return found
-
-    def solve_curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
-        """Branches along a line, solved now."""
-        self.begin(problem)
-        solved = competing(problem, alphas)
-        flat = [p for branches in solved for p in branches]
-        errors: Iterator[Any] = itertools.repeat(None)
-        if problem.components == 1:
-            errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
-        return [[point_document(problem, p, next(errors)) for p in branches] for branches in solved]
 
     @_boundary
     def thresholds(self, problem: Problem) -> dict[str, Any]:
         """Thresholds as a JSON object."""
-        key = canonical_json(problem.spec)
-        found: dict[str, Any] | None = self._recall("thresholds", problem, key, None)
-        if found is None:
-            with _nodes_of_theory_watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
-                found = self.solve_thresholds(problem)
-            self._remember("thresholds", problem, key, None, found)
+        found: dict[str, Any] = self._answer("thresholds", problem, problem.spec, None)
         self.watch(Progress(1, 1, Evaluations.of(problem).count))
         return found
 
-    def solve_thresholds(self, problem: Problem) -> dict[str, Any]:
-        """Thresholds, solved now."""
-        self.begin(problem)
-        return thresholds(problem)
-
     def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
-        """Thresholds for a figure; empty where components mix, which takes minutes, and nobody has asked for them yet."""
-        mixed = problem.components > 1 and fixed_point_curve(problem) is None
+        """Thresholds for a figure; empty where they take minutes, or are not to be solved, and nobody has asked for them yet."""
         kept = self._is_kept("thresholds", canonical_json(problem.spec), None)
-        return self.thresholds(problem) if kept or not mixed else {}
+        return self.thresholds(problem) if kept or (self.solves and not self._is_costly(problem)) else {}
+
+    def _is_costly(self, problem: Problem) -> bool:
+        """Whether components mix, so that a curve takes minutes."""
+        return self.solves and problem.components > 1 and fixed_point_curve(problem) is None
 
     @_boundary
-    def own(
-        self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
-    ) -> dict[str, Any] | str:
+    def own(self, problem: Problem, spec: dict[str, Any], alpha: float, conditions: Conditions) -> dict[str, Any] | str:
         """What theory says of an algorithm: its own point as a JSON object, or in words why there is none.
 
         ``spec`` names it with its version and parameters; what the problem's own theory says is added to the conditions.
         """
         asked = [spec, *(np.asarray(starts).tolist() if i == 2 else starts for i, starts in enumerate(conditions))]
-        key = canonical_json([problem.spec, asked, OWN_VERSION])
-        found: dict[str, Any] | str | None = self._recall("own", problem, key, float(alpha))
-        if found is None:
-            points = tuple(self.points(problem, [alpha])[0])
-            found = self.solve_own(problem, algorithm, spec, float(alpha), conditions._replace(points=points))
-            self._remember("own", problem, key, float(alpha), found)
+        points = tuple(self.points(problem, [alpha])[0])
+        more = spec, float(alpha), conditions._replace(points=points)
+        found: dict[str, Any] | str = self._answer(
+            "own", problem, [problem.spec, asked, OWN_VERSION], float(alpha), *more
+        )
         return found
 
-    def solve_own(
-        self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
-    ) -> dict[str, Any] | str:
-        """What theory says of an algorithm, asked for now; ``spec`` would make the same algorithm elsewhere."""
-        return own_document(algorithm, problem, alpha, conditions)
+    def _answer(self, kind: str, problem: Problem, question: Any, ratio: Ratio, *more: Any) -> Any:
+        """An answer that is kept; or solved, and kept."""
+        key = canonical_json(question)
+        if self._recall(kind, problem, key, ratio) is None:
+            with _nodes_of_theory_watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
+                (found,) = self._solved(kind, problem, *more)
+            self._remember(kind, problem, key, ratio, found)
+        return self._memory[kind, key, ratio]
+
+    def _solved(self, what: str, problem: Problem, *more: Any) -> Iterator[Any]:
+        if not self.solves:
+            self.is_missing = True
+            raise NotStored("theory", "not stored")
+        return self.solve(what, problem, *more)
+
+    def solve(self, what: str, problem: Problem, *more: Any) -> Iterator[Any]:
+        """Answers, found now: branches at each sample ratio for ``"points"``, else one."""
+        if what == "own":
+            spec, alpha, conditions = more
+            yield own_document(build_algorithm(spec, problem, get_registry()), problem, alpha, conditions)
+            return
+        self.begin(problem)
+        if what == "thresholds":
+            yield thresholds(problem)
+        elif what == "curve":
+            solved = competing(problem, *more)
+            flat = [p for branches in solved for p in branches]
+            errors: Iterator[Any] = itertools.repeat(None)
+            if problem.components == 1:
+                errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
+            yield [[point_document(problem, p, next(errors)) for p in branches] for branches in solved]
+        else:
+            for part in curve_of(problem).batches(*more):
+                solved = competing(problem, part)
+                require_consistent_at(problem, [(p.Q, p.V) for b in solved for p in b], clock=time.perf_counter)
+                for branches in solved:
+                    yield [point_document(problem, p, point_errors(problem, p.Q, p.V, p.error)) for p in branches]
 
     # -- what is kept ---------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from smimbench.theory.predictions import independent_parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem
 
 __all__ = ["PATIENCE", "GuardedTheory", "is_third_party", "solve_in_processes"]
@@ -78,46 +77,18 @@ class GuardedTheory(TheoryCache):
         else:
             super().begin(problem)
 
-    def curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
-        """See ``TheoryCache``; None for several components that are solved elsewhere."""
-        elsewhere = self._is_solved_elsewhere(*problem.spec.values())
-        return None if elsewhere and problem.components > 1 else super().curve(problem, alphas)
+    def _is_costly(self, problem: Problem) -> bool:
+        if self._is_solved_elsewhere(*problem.spec.values()):  # nothing of it is called here
+            return problem.components > 1
+        return super()._is_costly(problem)
 
-    def solve_curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
+    def solve(self, what: str, problem: Problem, *more: Any) -> Iterator[Any]:
         """See ``TheoryCache``."""
-        if not self._is_solved_elsewhere(*problem.spec.values()):
-            return super().solve_curve(problem, alphas)
-        found: list[list[dict[str, Any]]] = self._ask("curve", problem, list(alphas))
-        return found
-
-    def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
-        """See ``TheoryCache``."""
-        return (
-            self.thresholds(problem) if is_third_party(*problem.spec.values()) else super().thresholds_at_hand(problem)
-        )
-
-    def solve_points(self, problem: Problem, alphas: Sequence[float]) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-        """See ``TheoryCache``."""
-        if self._is_solved_elsewhere(*problem.spec.values()):
-            yield from zip(alphas, self._ask("points", problem, list(alphas)))
-        else:
-            yield from super().solve_points(problem, alphas)
-
-    def solve_thresholds(self, problem: Problem) -> dict[str, Any]:
-        """See ``TheoryCache``."""
-        if not self._is_solved_elsewhere(*problem.spec.values()):
-            return super().solve_thresholds(problem)
-        found: dict[str, Any] = self._ask("thresholds", problem)
-        return found
-
-    def solve_own(
-        self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
-    ) -> dict[str, Any] | str:
-        """See ``TheoryCache``."""
-        if not self._is_solved_elsewhere(*problem.spec.values(), spec):
-            return super().solve_own(problem, algorithm, spec, alpha, conditions)
-        found: dict[str, Any] | str = self._ask("own", problem, spec, alpha, conditions)
-        return found
+        specs = [*problem.spec.values(), *(more[:1] if what == "own" else ())]
+        if not self._is_solved_elsewhere(*specs):
+            return super().solve(what, problem, *more)
+        found = self._ask(what, problem, *more)
+        return iter(found if what == "points" else [found])
 
     def _ask(self, what: str, problem: Problem, *more: Any) -> Any:
         name = canonical_json([what, problem.spec, more[0] if what == "own" else None])

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 from smimbench.files import canonical_json
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.run.theory_cache import TheoryCache
-from smimbench.suite.cells import as_table, build_algorithm
-from smimbench.theory.own import own_document
+from smimbench.suite.cells import as_table
 from smimbench.theory.predictions import solve_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.registry.registry import Registry
 
 __all__ = ["Solver"]
 
@@ -23,8 +21,7 @@ __all__ = ["Solver"]
 class Solver:
     """Answers questions about problems; what it finds on the way is told to the parent."""
 
-    def __init__(self, registry: Registry, folder: str | None, tell: Callable[..., None]) -> None:
-        self._registry = registry
+    def __init__(self, folder: str | None, tell: Callable[..., None]) -> None:
         self._cache = TheoryCache(None if folder is None else Path(folder))
         self._cache.watch = lambda progress: tell(progress=list(progress))
         self._cache.remark = lambda line: tell(remark=line)
@@ -47,18 +44,12 @@ class Solver:
             return cache.begin(problem)
         if what == "points":
             return cache.points(problem, *more)
-        if what == "curve":
-            return cache.solve_curve(problem, *more)
-        if what == "thresholds":
-            return cache.thresholds(problem)
         if what == "part":
             cache.begin(problem)
             return solve_part(problem, *more)
         if what == "whole":
             alphas, with_thresholds = more
             cache.points(problem, alphas)
-            if with_thresholds:
-                cache.thresholds(problem)
-            return None
-        algorithm, alpha, conditions = more
-        return own_document(build_algorithm(algorithm, problem, self._registry), problem, alpha, conditions)
+            return cache.thresholds(problem) if with_thresholds else None
+        (found,) = [cache.thresholds(problem)] if what == "thresholds" else cache.solve(what, problem, *more)
+        return found

@@ -14,15 +14,13 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.files import canonical_json, error_line
-from smimbench.interfaces import Conditions, Overlaps, ParameterError
-from smimbench.registry.registry import RegistryError
+from smimbench.interfaces import Conditions, Overlaps
 from smimbench.run.answers import check_answer, document_text, read_answer
 from smimbench.run.processes import in_processes
 from smimbench.run.record import sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
 from smimbench.run.theory_guard import GuardedTheory
-from smimbench.suite.cells import build_algorithm
 from smimbench.theory.information import Evaluations
 
 if TYPE_CHECKING:
@@ -99,7 +97,7 @@ def complaints_of(path: Path, text: Callable[[Path], str]) -> list[str]:
         return [f"{path}: {error}"]
 
 
-def stored_theory(suite: Suite, folder: Path, registry: Registry, *, solve: bool = True) -> dict[str, Verification]:
+def stored_theory(suite: Suite, folder: Path, *, solve: bool = True) -> dict[str, Verification]:
     """Every stored answer of theory to the last byte, and what belongs to the suite solved again from nothing.
 
     Answers are points, lines of figures, thresholds and those of algorithms, at the sample ratios that were used; nodes are what
@@ -130,7 +128,7 @@ def stored_theory(suite: Suite, folder: Path, registry: Registry, *, solve: bool
     others = sum(len(answers) for key, answers in stored.items() if key not in problems)
     read.remarks += [f"{others} of other suites"] * (others > 0) + [f"{old} of older versions, not read"] * (old > 0)
     if solve:
-        missed = sum(_solve_again(p, stored.get(key, []), registry, again, nodes) for key, p in problems.items())
+        missed = sum(_solve_again(p, stored.get(key, []), again, nodes) for key, p in problems.items())
         nodes.remarks += [f"{missed} not needed for the stored answers: bytes only"] * (missed > 0)
     return {"files of theory": read, "answers of theory solved again": again, "nodes of theory evaluated again": nodes}
 
@@ -161,7 +159,7 @@ def _is_named_by_its_question(path: Path, kind: str, document: JsonObject) -> bo
 
 
 def _solve_again(
-    problem: Problem, stored: Sequence[_Stored], registry: Registry, again: Verification, nodes: Verification
+    problem: Problem, stored: Sequence[_Stored], again: Verification, nodes: Verification
 ) -> int:
     """Compare stored answers of a problem with answers that are found now, without a look at any file.
 
@@ -177,7 +175,7 @@ def _solve_again(
         _, (spec, dimension, start, starts, iterations, _, trajectory), *_ = document["problem"]
         overlaps = tuple(Overlaps(*one) for one in starts)
         conditions = Conditions(dimension, start, overlaps, iterations, trajectory=trajectory)
-        return fresh.own(problem, build_algorithm(spec, problem, registry), spec, document["alpha"], conditions)
+        return fresh.own(problem, spec, document["alpha"], conditions)
 
     known = Evaluations.of(problem).known
     solvers: dict[str, Callable[[JsonObject], Any]] = {
@@ -194,7 +192,7 @@ def _solve_again(
             name = document["problem"][1][0]["name"] if kind == "own" else problem.spec["channel"]["name"]
             try:
                 found = None if name in failed else solve(document)
-            except (*THEORY_ERRORS, RegistryError, ParameterError) as error:  # what is stored of it is none the worse
+            except THEORY_ERRORS as error:  # what is stored of it is none the worse
                 failed.add(name)
                 again.remarks.append(f"{name}: its theory raised {error_line(error)}")
                 continue

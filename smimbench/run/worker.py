@@ -64,7 +64,7 @@ def main() -> None:
         if kind == "theory" and kind not in work:
             from smimbench.run.theory_solver import Solver
 
-            work[kind] = Solver(registry, setup["folder"], tell).answer
+            work[kind] = Solver(setup["folder"], tell).answer
         try:
             message = json.dumps({"answer": work[kind](*arguments)}, default=plain_value).encode()
             for stream in (sys.stdout, sys.stderr):
