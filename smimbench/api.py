@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.report.notebook import Loaded
     from smimbench.report.theory_document import Stage
+    from smimbench.run.store import Store
     from smimbench.suite.cells import Suite
 
 __all__ = ["extrapolate", "load", "plot", "run", "show", "theory"]
@@ -93,24 +94,36 @@ def run(
                 on_record(record)
 
         campaign.run(report)
-    return show(suite, results=results, backends=(backend,))
+    return _rows(suite, store, (backend,), solve=True)
 
 
 def show(
     suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)
 ) -> list[JsonObject]:
-    """Rows of what has been run; see ``run``."""
+    """Rows of what has been run, with the theory that is stored; see ``run``."""
     from pathlib import Path
 
-    from smimbench.report.rows import Rows, error_rows, scored_rows, suite_records
-    from smimbench.run.store import Store, theory_folder
-    from smimbench.run.theory_guard import GuardedTheory
+    from smimbench.run.store import Store
 
     suite = _suite(suite)
-    store = Store(Path(results) / suite.name)
+    return _rows(suite, Store(Path(results) / suite.name), backends, solve=False)
+
+
+def _rows(suite: Suite, store: Store, backends: Sequence[str], *, solve: bool) -> list[JsonObject]:
+    """Rows of what is stored, their theory read or solved."""
+    import warnings
+
+    from smimbench.report.rows import Rows, error_rows, scored_rows, suite_records
+    from smimbench.run.store import theory_folder
+    from smimbench.run.theory_guard import GuardedTheory
+
     cache = GuardedTheory(theory_folder(store))
+    cache.solves = solve
     rows = error_rows(suite_records(suite, store, backends), suite, store, cache)
-    return Rows([*rows, *scored_rows(suite, store, cache)])
+    found = Rows([*rows, *scored_rows(suite, store, cache)])
+    if cache.is_missing:
+        warnings.warn(f"not all theory of {suite.name} is stored; smimbench.run solves it", stacklevel=3)
+    return found
 
 
 def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[JsonObject]:
@@ -233,7 +246,7 @@ def plot(
     results: str | Path = "results",
     backends: Sequence[str] = ("numpy",),
 ) -> Figure:
-    """The figure of a metric of what has been run, as the command line draws it.
+    """The figure of a metric of what has been run, as the command line draws it; its curve is solved where it is not stored.
 
     Raises
     ------

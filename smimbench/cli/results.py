@@ -35,10 +35,17 @@ SAID = ".said"
 
 
 class Results:
-    """All results of a suite on some backends with their theory, as far as it is solved before a deadline."""
+    """All results of a suite on some backends with their theory, as far as it is stored; or solved, before a deadline."""
 
     def __init__(
-        self, suite: Suite, store: Store, backends: Sequence[str], request: Request, deadline: float | None = None
+        self,
+        suite: Suite,
+        store: Store,
+        backends: Sequence[str],
+        request: Request,
+        deadline: float | None = None,
+        *,
+        solve: bool = False,
     ) -> None:
         from smimbench.report.rows import paired
         from smimbench.run.settings import settings_folder
@@ -53,6 +60,7 @@ class Results:
         self.pairs = paired(self.cells, self.records)
         self.cache = GuardedTheory(theory_folder(store), deadline)
         self.cache.remark = lambda line: request.remark([line])
+        self.cache.solves = solve
         self.counts = dict(Counter(record["status"] for _, record in self.pairs))
 
     @cached_property
@@ -108,12 +116,10 @@ class Results:
     @cached_property
     def charts(self) -> list[Chart]:
         """All figures, as data."""
-        from smimbench.report.figures import metric_chart
+        from smimbench.report.figures import metric_chart, phase_chart
         from smimbench.report.finite_size import size_charts
-        from smimbench.report.learning_curves import learning_chart, seconds_chart, trajectory_chart
+        from smimbench.report.learning_curves import learning_chart, seconds_chart, spectrum_chart, trajectory_chart
         from smimbench.report.profiles import profile_chart
-        from smimbench.report.spectra import spectrum_chart
-        from smimbench.report.theory_figure import phase_chart
 
         suite, pairs, cache, store = self.suite, self.pairs, self.cache, self.store
         found = [
@@ -127,6 +133,12 @@ class Results:
             *size_charts(suite, self.extrapolated),
         ]
         return [chart for chart in found if chart is not None]
+
+    def remark_missing_theory(self, request: Request) -> None:
+        """Say which command solves the theory that was asked for and is not stored."""
+        if self.cache.is_missing:
+            name = self.suite.name if Path(request.name).is_dir() else request.name
+            request.remark([f"not all theory of this is stored; 'smimbench theory {name}' solves it"])
 
     def figures(self, folder: Path | None = None) -> list[Path]:
         """Draw everything, by default next to the results; ImportError without matplotlib."""

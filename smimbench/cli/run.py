@@ -103,7 +103,7 @@ def run(
         request.remark([f"the budget is spent: {left} cells are left; run the same command again to go on"])
     if part is not None:
         return _shard_result(campaign, part, request)
-    results = Results(suite, store, backends, request, deadline)
+    results = Results(suite, store, backends, request, deadline, solve=True)
     if "theory" in how["retry"]:
         results.cache.set_aside(plan.problem for plan in suite.plans)
     code = present(results, request, figure=not no_figure, full=full, keep=True)

@@ -4,6 +4,7 @@ of two places are compared.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 from dataclasses import replace
@@ -30,7 +31,7 @@ from smimbench.cli.options import (
     print_json,
     several,
 )
-from smimbench.cli.results import kept_document, present_document, stored_results
+from smimbench.cli.results import Results, kept_document, present_document, stored_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,8 +74,8 @@ def theory(
 ) -> int:
     """The Bayes-optimal curve, thresholds and their errors; no simulation.
 
-    Every answer, and every costly node on the way to it, is kept in the folder theory under --results, for run, show and report
-    too: stop at any time and run the same command again to go on.
+    Every answer, and every costly node on the way to it, is kept in the folder theory under --results, where run, show and report
+    read it, with what they need for runs that are stored: stop at any time and run the same command again to go on.
     """
     from smimbench.cli.progress import theory_progress
     from smimbench.report.theory_document import add_own_theory, add_verification, holds, kept_of, theory_document
@@ -96,6 +97,8 @@ def theory(
         if verify:
             add_verification(suite, document, draws, on_stage)
     solved = not any("unsolved" in one for one in document)
+    if solved:
+        _solve_of_runs(request, suite)
     paths = _draw_theory(request, suite, wanted) if figure and solved else []
     if figure and not solved:
         request.remark(["no figure, because a problem is not solved; --only problem=LABEL draws the others"])
@@ -120,9 +123,17 @@ def theory(
     return code
 
 
+def _solve_of_runs(request: Request, suite: Suite) -> None:
+    """Solve what tables and figures of stored runs read: at the sample ratios really used, from their starts."""
+    results = Results(suite, request.store(suite), (), request, solve=True)
+    if results.pairs and results.rows:
+        with contextlib.suppress(ImportError):  # without matplotlib there are no figures
+            _ = results.charts
+
+
 def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None) -> list[Path]:
     from smimbench.report.charts import save
-    from smimbench.report.theory_figure import theory_charts
+    from smimbench.report.figures import theory_charts
     from smimbench.run.settings import settings_folder
 
     try:
@@ -179,7 +190,9 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
         return *read_packed(path), path
     try:
         results = stored_results(request, backends, or_others=True)
-        return results.document(), Store(results.folder).read_shared(), results.folder
+        table = results.document()
+        results.remark_missing_theory(request)
+        return table, Store(results.folder).read_shared(), results.folder
     except SuiteError as error:
         # A plugin may be missing that was there when all this was run.
         document = kept_document(request, str(error))
@@ -209,6 +222,7 @@ def report(request: Request, output: Path) -> int:
             results.suite, results.rows, results.extrapolated, results.counts, missing, shared, results.charts,
             results.figures(Path(folder)),
         )  # fmt: skip
+    results.remark_missing_theory(request)
     write_atomically(output, page.encode())
     if not request.quiet:
         click.echo(f"wrote {output} ({output.stat().st_size / 1024:.0f} kB)")
@@ -225,7 +239,10 @@ def _runs_in(path: Path, request: Request) -> Runs:
     from smimbench.run.settings import settings_under, why_none, words_of
 
     def rows(folder: Path) -> list[JsonObject]:
-        return stored_results(replace(request, name=str(folder))).rows
+        results = stored_results(replace(request, name=str(folder)))
+        rows = results.rows
+        results.remark_missing_theory(request)
+        return rows
 
     found: Runs = {(o.suite, o.words): (o.folder, partial(rows, o.folder)) for o in settings_under(path)}
     for file in packed_under(path) if not found else ():

@@ -32,8 +32,10 @@ SYMBOLS = dict(zip("osD^vPX*<>hp", ("circle", "square", "diamond", "triangle-up"
 
 
 def table(about: Mapping[str, Any], **columns: Iterable[Any]) -> list[dict[str, Any]]:
-    """Rows of a CSV: what they have in common, and columns."""
-    return [{**about, **dict(zip(columns, values))} for values in zip(*columns.values())]
+    """Rows of a CSV: what they have in common, and columns; without points that have no value."""
+    lists = [np.asarray(values).tolist() for values in columns.values()]
+    rows = [{**about, **dict(zip(columns, values))} for values in zip(*lists)]
+    return [row for row in rows if row.get("value") == row.get("value")]  # no NaN
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ algorithm with the predicted trajectory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,23 +12,66 @@ from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
-from smimbench.report.rows import draws_fresh, own_point, planned_ratio
+from smimbench.report.rows import Pair, bayes_point, draws_fresh, own_point, planned_ratio
 from smimbench.report.statistics import ZERO
-from smimbench.report.style import COLORS, FLOOR, Look, floor_of, line_name, looks_of
+from smimbench.report.style import COLORS, FLOOR, end_marker, floor_of, line_name, looks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from smimbench.run.store import Store
     from smimbench.run.theory_cache import TheoryCache
-    from smimbench.suite.cells import Cell, Suite
+    from smimbench.suite.cells import Suite
 
-__all__ = ["chosen_panels", "learning_chart", "left_out", "seconds_chart", "spread", "trajectory_chart"]
+__all__ = ["chosen_panels", "learning_chart", "left_out", "median_curve", "seconds_chart", "spectrum_chart", "spread",
+           "trajectory_chart"]  # fmt: skip
 
-
-Pair = tuple["Cell", dict[str, Any]]
 Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
+
+
+class Run(NamedTuple):
+    """Values (t, P) of a run along its axis (t,), with its place, algorithm and record."""
+
+    place: Place
+    algorithm: str
+    record: dict[str, Any]
+    x: Any
+    values: Any
+
+
+def spread(places: list[Any], most: int) -> list[Any]:
+    """At most so many of them, first and last included."""
+    if len(places) <= most:
+        return places
+    return [places[int(i)] for i in np.unique(np.linspace(0, len(places) - 1, most).round())]
+
+
+def chosen_panels(suite: Suite, places: Collection[Place]) -> list[Place]:
+    """What is drawn, in the order of the suite: all there is, or of each problem the largest dimension, and not too many."""
+    order = {plan.label: i for i, plan in enumerate(suite.plans)}
+    found = sorted(places, key=lambda place: (order[place[0]], *place[1:]))
+    if len(found) > PANELS:
+        largest = {label: max(d for _, _, d in own) for label, own in grouped(found, lambda place: place[0]).items()}
+        found = [place for place in found if place[2] == largest[place[0]]]
+    return spread(found, PANELS)
+
+
+def left_out(chosen: Sequence[Any], places: Collection[Any], what: str = "problem, sample ratio and dimension") -> str:
+    """How many of all panels a figure shows; empty if it shows all."""
+    return "" if len(chosen) == len(places) else f" {len(chosen)} of {len(places)} combinations of {what}."
+
+
+def _place_panel(suite: Suite, place: Place, xlabel: str, ylabel: str) -> tuple[Any, Panel, dict[str, Any]]:
+    """The problem of a place, its panel without series, and its columns in the CSV."""
+    label, alpha, dimension = place
+    problem = next(plan.problem for plan in suite.plans if plan.label == label)
+    title = f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
+    about = {"problem": label, "alpha": alpha, "dimension": dimension}
+    return problem, Panel(title, xlabel, ylabel, [], label, xlog=True), about
+
+
+# -- against samples ------------------------------------------------------------------------------------------------------
 
 
 def learning_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> Chart | None:
@@ -42,24 +85,28 @@ def learning_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, stor
     metric = next((name for name in suite.run.metrics if is_in_trajectory(find_metric(name))), None)
     if metric is None:
         return None
-    panels: dict[Place, dict[str, list[Any]]] = {}
-    whole: list[tuple[Any, str, Any]] = []
+    counted: list[Run] = []
+    whole: list[Run] = []
     for cell, record in pairs:
         trajectory = store.trajectory(record)
-        found, place = _counted_curve(trajectory, metric), (cell.problem_label, cell.alpha, cell.dimension)
-        if found is not None:
-            panels.setdefault(place, {}).setdefault(cell.algorithm_label, []).append((record, *found))
-        elif trajectory is not None and metric in trajectory and len(trajectory["iteration"]) > 2:
-            whole.append((place, cell.algorithm_label, (record, *_passes(trajectory, record, metric))))
-    for place, label, run in whole:  # next to those that count their samples
-        if place in panels:
-            panels[place].setdefault(label, []).append(run)
+        if trajectory is None or metric not in trajectory:
+            continue
+        about = (cell.problem_label, cell.alpha, cell.dimension), cell.algorithm_label, record
+        samples, values = np.asarray(trajectory.get("samples", ()), dtype=float), np.asarray(trajectory[metric])
+        iterations = np.asarray(trajectory["iteration"], dtype=float)
+        if (known := np.isfinite(samples) & (samples > 0)).sum() > 1:
+            counted.append(Run(*about, samples[known], values[known]))
+        elif len(iterations) > 2:  # all samples in every iteration
+            later = iterations > 0
+            whole.append(Run(*about, iterations[later] * float(record["samples"]), values[later]))
+    places = {run.place for run in counted}
+    panels = grouped([run for run in counted + whole if run.place in places], lambda run: run.place)
     if not panels:
         return None
     chosen = chosen_panels(suite, panels)
     drawn = [_learning_panel(suite, place, metric, panels[place], cache) for place in chosen]
     note = "A sample that is processed again counts again"
-    names = sorted({label for place, label, _ in whole if place in chosen})
+    names = sorted({run.algorithm for run in whole if run.place in chosen})
     note += f"; an iteration of {', '.join(names)} counts all samples." if names else "."
     if any(panel.upright is not None for panel in drawn):
         note += " Upright line: every sample of the data set once."
@@ -70,126 +117,67 @@ def learning_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, stor
     return Chart("learning", suite.title, drawn, caption, note, "Error against samples processed", reading, many=True)
 
 
-def _counted_curve(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
-    """Samples processed (t,) and values (t, P) from the first step on; None if samples were not counted."""
-    if trajectory is None or "samples" not in trajectory or metric not in trajectory:
-        return None
-    samples = np.asarray(trajectory["samples"], dtype=float)
-    counted = np.isfinite(samples) & (samples > 0)
-    return (samples[counted], np.asarray(trajectory[metric])[counted]) if counted.sum() > 1 else None
-
-
-def _passes(trajectory: dict[str, Any], record: dict[str, Any], metric: str) -> tuple[Any, Any]:
-    """The same of an algorithm that goes through all samples in every iteration."""
-    iterations = np.asarray(trajectory["iteration"], dtype=float)
-    later = iterations > 0
-    return iterations[later] * float(record["samples"]), np.asarray(trajectory[metric])[later]
-
-
-def chosen_panels(suite: Suite, places: Iterable[Place]) -> list[Place]:
-    """What is drawn, in the order of the suite: all there is, or of each problem the largest dimension, and not too many."""
-    order = {plan.label: i for i, plan in enumerate(suite.plans)}
-    found = sorted(places, key=lambda place: (order[place[0]], *place[1:]))
-    if len(found) > PANELS:
-        largest = {label: max(d for _, _, d in own) for label, own in grouped(found, lambda place: place[0]).items()}
-        found = [place for place in found if place[2] == largest[place[0]]]
-    return spread(found, PANELS)
-
-
-def left_out(chosen: Sequence[Place], places: Collection[Place]) -> str:
-    """How many of all panels a figure shows; empty if it shows all."""
-    if len(chosen) == len(places):
-        return ""
-    return f" {len(chosen)} of {len(places)} combinations of problem, sample ratio and dimension."
-
-
-def spread(places: list[Any], most: int) -> list[Any]:
-    """At most so many of them, first and last included."""
-    if len(places) <= most:
-        return places
-    return [places[int(i)] for i in np.unique(np.linspace(0, len(places) - 1, most).round())]
-
-
-def _place_title(suite: Suite, place: Place) -> tuple[Any, str, dict[str, Any]]:
-    """The problem of a panel, its title, and its columns in the CSV."""
-    label, alpha, dimension = place
-    problem = next(plan.problem for plan in suite.plans if plan.label == label)
-    title = f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
-    return problem, title, {"problem": label, "alpha": alpha, "dimension": dimension}
-
-
-def _end_marker(look: Look) -> dict[str, Any]:
-    """The marker of an algorithm at the end of its curve: in grey, colors do not tell two of them apart."""
-    return {"marker": look.marker, "markevery": [-1], "ms": 4.5, "zorder": 3}
-
-
-def _learning_panel(
-    suite: Suite, place: Place, metric: str, algorithms: dict[str, list[Any]], cache: TheoryCache
-) -> Panel:
-    problem, title, at = _place_title(suite, place)
-    _, alpha, dimension = place
-    curve = is_cheap(problem)
-    runs = [run for members in algorithms.values() for run in members]
-    components = runs[0][2].shape[1]
-    first, last = min(run[1][0] for run in runs), max(run[1][-1] for run in runs)
-    held = float(runs[0][0].get("samples", problem.model.sample_count(alpha, dimension)))
-    fresh = max((run[1][-1] for run in runs if draws_fresh(run[0]["cell"]["algorithm"])), default=0.0)
-    about, word, single = find_metric(metric), component_word(problem), components == 1
+def _learning_panel(suite: Suite, place: Place, metric: str, runs: list[Run], cache: TheoryCache) -> Panel:
+    about = find_metric(metric)
+    problem, panel, at = _place_panel(suite, place, "samples processed", about.label)
+    first, last = min(run.x[0] for run in runs), max(run.x[-1] for run in runs)
+    held = float(runs[0].record.get("samples", problem.model.sample_count(*place[1:])))
+    fresh = max((run.x[-1] for run in runs if draws_fresh(run.record["cell"]["algorithm"])), default=0.0)
+    word, count, curve = component_word(problem), runs[0].values.shape[1], is_cheap(problem)
     # Without a curve (costly theory) the line is that of the whole data set, and says so.
     lines = [(first, held, "Bayes-optimal" if curve or first >= held else "Bayes-optimal, whole data set", "--")]
     if curve and fresh > held:
         lines.append((max(first, held), fresh, "Bayes-optimal, fresh samples", ":"))
-    series: list[Series] = []
     reaches_zero = False
     for start, stop, name, dashes in lines:
         seen = np.geomspace(start, stop, 40) if curve and start < stop else np.array([stop])
-        ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
-        found = cache.curve(problem, ratios) if curve else None
-        points = [branches[0] for branches in found or cache.points(problem, ratios)]
-        expected = [theory_of(about, problem, point, components)[0] for point in points]
-        for component in range(components):
+        ratios = [problem.model.sample_ratio(max(1, round(n)), place[2]) for n in seen]
+        points = (cache.curve(problem, ratios) if curve else None) or cache.points_at_hand(problem, ratios)
+        if points is None:
+            continue
+        expected = [theory_of(about, problem, branches[0], count)[0] for branches in points]
+        for component in range(count):
             values = [found[component] for found in expected]
             if values[-1] is None:
                 continue
             reaches_zero = reaches_zero or values[-1] <= ZERO * suite.run.target
-            several = len(seen) > 1
-            x = [*(seen if several else [first]), max(last, stop)]
-            y = [*(values if several else values[-1:]), values[-1]]
-            title_of_line = line_name(name, word, None if single else component)
-            style = {"color": "black" if single else COLORS[component], "lw": 1.4, "ls": dashes, "zorder": 2}
-            rows = table({**at, "what": title_of_line}, samples=x, value=y)
-            series.append(Series(title_of_line, x, y, style, rows))
+            x = [*(seen if len(seen) > 1 else [first]), max(last, stop)]
+            y = [*(values if len(seen) > 1 else values[-1:]), values[-1]]
+            title = line_name(name, word, component if count > 1 else None)
+            style = {"color": "black" if count == 1 else COLORS[component], "lw": 1.4, "ls": dashes, "zorder": 2}
+            panel.series.append(Series(title, x, y, style, table({**at, "what": title}, samples=x, value=y)))
     looks = looks_of(suite)
-    for i, (algorithm, members) in enumerate(algorithms.items()):
-        for component in range(components):
-            style = {"color": looks[algorithm].color if single else COLORS[component % len(COLORS)]}
-            style |= {"ls": "-" if single else ("-", "-.", ":", (0, (5, 1)))[i % 4]}
+    for i, (algorithm, members) in enumerate(grouped(runs, lambda run: run.algorithm).items()):
+        for component in range(count):
+            style = {"color": looks[algorithm].color, "ls": "-"}
+            if count > 1:
+                style = {"color": COLORS[component % len(COLORS)], "ls": ("-", "-.", ":", (0, (5, 1)))[i % 4]}
             thin = {**style, "lw": 0.6, "alpha": 0.3, "zorder": 1}
-            series += [Series("", samples, values[:, component], thin) for _, samples, values in members]
-            name = line_name(algorithm, word, None if single else component)
-            x, y = _median_curve(members, component)
+            panel.series += [Series("", run.x, run.values[:, component], thin) for run in members]
+            name = line_name(algorithm, word, component if count > 1 else None)
+            x, y = median_curve([(run.x, run.values[:, component]) for run in members])
             if len(x):
+                style |= {"lw": 1.8, **end_marker(looks[algorithm])}
                 rows = table({**at, "what": name}, samples=x, value=y)
-                style |= {"lw": 1.8, **_end_marker(looks[algorithm])}
-                series.append(Series(name, x, y, style, rows, algorithm=algorithm))
-    panel = Panel(title, "samples processed", about.label, series, place[0], xlog=True, ylim=(0.0, None))
-    panel.upright = held if first < held < last else None
+                panel.series.append(Series(name, x, y, style, rows, algorithm=algorithm))
+    panel.ylim, panel.upright = (0.0, None), held if first < held < last else None
     if about.direction == "lower":  # a run that diverges leaves the panel, not the others on its floor
-        panel.cap = 3.0 * max(run[2][0].max() for run in runs)
+        panel.cap = 3.0 * max(run.values[0].max() for run in runs)
         if reaches_zero:
-            panel.zero = floor_of([float(value) for run in runs for value in run[2].ravel()], suite.run.target)
+            panel.zero = floor_of([float(value) for run in runs for value in run.values.ravel()], suite.run.target)
     return panel
 
 
-def _median_curve(members: Iterable[tuple[Any, Any, Any]], component: int) -> tuple[Any, Any]:
-    """Median over runs where all of them still run; between the samples at which a run was looked at, its last value."""
-    curves = [(samples, values[:, component]) for _, samples, values in members]
-    start = max(samples[0] for samples, _ in curves)
-    end = min(samples[-1] for samples, _ in curves)
-    grid = np.unique(np.concatenate([samples for samples, _ in curves]))
-    grid = grid[(grid >= start) & (grid <= end)]
-    read = [values[np.searchsorted(samples, grid, side="right") - 1] for samples, values in curves]
-    return grid, np.median(read, axis=0)
+def median_curve(curves: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Median over runs where all of them still run; between the places at which a run was looked at, its last value."""
+    grid = np.unique(np.concatenate([x for x, _ in curves]))
+    grid = grid[(grid >= max(x[0] for x, _ in curves)) & (grid <= min(x[-1] for x, _ in curves))]
+    return grid, np.median(_last_values(curves, grid), axis=0)
+
+
+def _last_values(curves: Sequence[tuple[Any, Any]], grid: Any) -> list[Any]:
+    """Of each curve its last value up to the places of a grid."""
+    return [values[np.searchsorted(x, grid, side="right") - 1] for x, values in curves]
 
 
 # -- against seconds ------------------------------------------------------------------------------------------------------
@@ -201,61 +189,52 @@ def seconds_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store
     Lines are medians over the runs, each of which keeps its last error when it has ended; a mark is where the last one ended,
     a band the range from quartile to quartile. None where a single algorithm was run.
     """
-    runs: list[tuple[Any, ...]] = []
+    runs: list[Run] = []
     for cell, record in pairs:
         trajectory = store.trajectory(record)
-        if trajectory is None or "mse" not in trajectory:
-            continue
-        lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
-        seconds = np.asarray(trajectory["seconds"], dtype=float) + lost
-        error = np.asarray(trajectory["mse"]).sum(axis=1)
-        there = np.isfinite(error) & (seconds > 0)
-        if there.any():
-            place = (cell.problem_label, cell.alpha, cell.dimension)
-            runs.append((place, cell.algorithm_label, seconds[there], error[there], record))
-    panels = {place: grouped(own, lambda run: run[1]) for place, own in grouped(runs, lambda run: run[0]).items()}
-    panels = {place: own for place, own in panels.items() if len(own) > 1}
+        if trajectory is not None and "mse" in trajectory:
+            lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
+            seconds = np.asarray(trajectory["seconds"], dtype=float) + lost
+            error = np.asarray(trajectory["mse"]).sum(axis=1)
+            if (there := np.isfinite(error) & (seconds > 0)).any():
+                place = (cell.problem_label, cell.alpha, cell.dimension)
+                runs.append(Run(place, cell.algorithm_label, record, seconds[there], error[there]))
+    panels = grouped(runs, lambda run: run.place)
+    panels = {place: own for place, own in panels.items() if len({run.algorithm for run in own}) > 1}
     if not panels:
         return None
     chosen = chosen_panels(suite, panels)
-    trusted = all((run[4].get("timing") or {}).get("trusted") for run in runs)
+    trusted = all((run.record.get("timing") or {}).get("trusted") for run in runs)
     note = "" if trusted else "Times are untrusted: cells may have run side by side."
     note = (note + left_out(chosen, panels)).strip()
-    caption = (
-        f"{suite.title}: squared error against seconds. Lines: median over runs; bands: quartiles; marks: the end. "
-    )
+    caption = f"{suite.title}: squared error against seconds. Lines: median over runs; bands: quartiles; marks: the end. {note}"
     drawn = [_seconds_panel(suite, place, panels[place], cache) for place in chosen]
-    return Chart(
-        "seconds", suite.title, drawn, caption + note, note, "Error against seconds", "Median over runs.", many=True
-    )
+    return Chart("seconds", suite.title, drawn, caption, note, "Error against seconds", "Median over runs.", many=True)
 
 
-def _seconds_panel(suite: Suite, place: Place, algorithms: dict[str, list[Any]], cache: TheoryCache) -> Panel:
-    problem, title, at = _place_title(suite, place)
-    ratio = problem.model.sample_ratio(problem.model.sample_count(*place[1:]), place[2])
-    bayes = float(np.sum(cache.points(problem, [ratio])[0][0]["mse"]))
-    looks, series = looks_of(suite), []
-    lowest = [float(run[3].min()) for members in algorithms.values() for run in members]
-    highest = max(float(run[3][0]) for members in algorithms.values() for run in members)
+def _seconds_panel(suite: Suite, place: Place, runs: list[Run], cache: TheoryCache) -> Panel:
+    problem, panel, at = _place_panel(suite, place, "seconds", "MSE")
+    point = bayes_point(cache, problem, problem.model.sample_ratio(problem.model.sample_count(*place[1:]), place[2]))
+    bayes = float(np.sum(point["mse"])) if point else np.nan
+    lowest, highest = [float(run.values.min()) for run in runs], max(float(run.values[0]) for run in runs)
     floor = floor_of([*lowest, bayes], suite.run.target)
-    ends = [time for members in algorithms.values() for run in members for time in (run[2][0], run[2][-1])]
-    for name, members in algorithms.items():
-        first, last = max(run[2][0] for run in members), max(run[2][-1] for run in members)
+    looks = looks_of(suite)
+    for name, members in grouped(runs, lambda run: run.algorithm).items():
+        first, last = max(run.x[0] for run in members), max(run.x[-1] for run in members)
         grid = np.geomspace(first, last, 200) if last > first else np.array([last])
-        read = [run[3][np.searchsorted(run[2], grid, side="right") - 1] for run in members]
+        read = _last_values([(run.x, run.values) for run in members], grid)
         low, middle, high = (np.maximum(part, floor) for part in np.quantile(read, [0.25, 0.5, 0.75], axis=0))
-        look = looks[name]
-        style = {"color": look.color, "ls": look.dashes, **_end_marker(look)}
         rows = table({**at, "what": name}, seconds=grid, value=middle, quartile_1=low, quartile_3=high)
-        series.append(Series(name, grid, middle, style, rows, band=(low, high), algorithm=name))
-    panel = Panel(title, "seconds", "MSE", series, place[0], xlog=True, ylog=True, top=3 * highest)
+        style = {"color": looks[name].color, "ls": looks[name].dashes, **end_marker(looks[name])}
+        panel.series.append(Series(name, grid, middle, style, rows, band=(low, high), algorithm=name))
+    panel.ylog, panel.top = True, 3 * highest
     if bayes > floor:
-        rows = [{**at, "what": "Bayes-optimal", "value": bayes}]
-        style = {"color": "black", "lw": 1.2, "zorder": 2}
-        series.append(Series("Bayes-optimal", [min(ends), max(ends)], [bayes, bayes], style, rows))
+        ends = [time for run in runs for time in (run.x[0], run.x[-1])]
+        style, rows = {"color": "black", "lw": 1.2, "zorder": 2}, [{**at, "what": "Bayes-optimal", "value": bayes}]
+        panel.series.append(Series("Bayes-optimal", [min(ends), max(ends)], [bayes, bayes], style, rows))
         panel.ylim = (min(bayes, *lowest) / 1.5, 3 * highest)
-    else:
-        series.append(Series("Bayes-optimal: 0", [], [], {"color": FLOOR, "lw": 2.5}))
+    elif point:
+        panel.series.append(Series("Bayes-optimal: 0", [], [], {"color": FLOOR, "lw": 2.5}))
         panel.zero = floor
     return panel
 
@@ -271,9 +250,7 @@ def trajectory_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, st
     """
     problems = {plan.label: plan.problem for plan in suite.plans}
     panels = []
-    for (label, name, _, dimension), members in grouped(
-        pairs, lambda pair: (pair[0].problem_label, pair[0].algorithm_label, pair[0].alpha, pair[0].dimension)
-    ).items():
+    for (label, name, _, dimension), members in _by_cell(pairs).items():
         cell, problem = members[0][0], problems[label]
         records = [record for _, record in members]
         ratio = planned_ratio(problem, cell)
@@ -290,29 +267,39 @@ def trajectory_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, st
     caption = "Thin lines: runs; dashed: the predicted trajectory; against the clock of the algorithm."
     if any("mse_limit" in theory for _, _, theory, _ in panels):
         caption += " Dotted: theory as the dimension grows, from the same starts."
-    if len(panels) > len(chosen):
-        caption += f" {len(chosen)} of {len(panels)} combinations of problem, algorithm, sample ratio and dimension."
+    caption += left_out(chosen, panels, "problem, algorithm, sample ratio and dimension")
     return Chart(
         "trajectories", suite.title, [_trajectory_panel(*panel) for panel in chosen], caption, caption,
         "Runs and their predicted trajectory", "Solid: mean of the runs; dashed: predicted from their starts.", many=True,
     )  # fmt: skip
 
 
+def _by_cell(pairs: Sequence[Pair]) -> dict[tuple[str, str, float, int], list[Pair]]:
+    """Runs by problem, algorithm, sample ratio and dimension."""
+    return grouped(pairs, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].alpha, p[0].dimension))
+
+
 def _trajectory_panel(place: dict[str, Any], d: str, theory: dict[str, Any], runs: Sequence[dict[str, Any]]) -> Panel:
     """One panel; the page has the mean of all runs in place of each."""
-    counted = "samples" in theory
-    clock, scale = ("samples", place["dimension"]) if counted else ("iteration", 1)
-    at, series = np.asarray(theory[clock]) / scale, []
+    clock, scale, xlabel = ("iteration", 1, "iteration")
+    if "samples" in theory:
+        clock, scale, xlabel = "samples", place["dimension"], f"samples / {d}"
+    at = np.asarray(theory[clock]) / scale
+    series: list[Series] = []
+
+    def path(name: str) -> Any:
+        return np.asarray(theory[name], dtype=float).reshape(len(at), -1)
+
     paths = [name for name in ("mse", "overlap") if name in theory]
-    for index, metric in enumerate(paths):
-        values = np.asarray(theory[metric], dtype=float).reshape(len(theory[clock]), -1)
-        for component in range(values.shape[1]):
-            color = COLORS[(index * values.shape[1] + component) % len(COLORS)]
-            name = find_metric(metric).label + (f" {component + 1}" if values.shape[1] > 1 else "")
-            about = {**place, "metric": metric, "component": component + 1 if values.shape[1] > 1 else None}
-            curves = [("predicted", at, values[:, component], {"ls": "--", "lw": 1.6})]
+    for metric in paths:
+        label, count = find_metric(metric).label, path(metric).shape[1]
+        for component in range(count):
+            color = COLORS[(paths.index(metric) * count + component) % len(COLORS)]
+            name = f"{label} {component + 1}" if count > 1 else label
+            about = {**place, "metric": metric, "component": component + 1 if count > 1 else None}
+            curves = [("predicted", at, path(metric)[:, component], {"ls": "--", "lw": 1.6})]
             if f"{metric}_limit" in theory:
-                limit = np.asarray(theory[f"{metric}_limit"], dtype=float).reshape(len(at), -1)[:, component]
+                limit = path(f"{metric}_limit")[:, component]
                 curves.append(("predicted as D grows", at, limit, {"ls": ":", "lw": 1.2}))
             read = []
             for run in runs:
@@ -325,10 +312,65 @@ def _trajectory_panel(place: dict[str, Any], d: str, theory: dict[str, Any], run
                 seen = np.isfinite(read).all(axis=0)
                 curves.append(("mean of runs", at[seen], np.mean(read, axis=0)[seen], {}))
             for what, x, y, style in curves:
-                rows = table({**about, "what": what}, **{clock: x.tolist(), "value": y.tolist()})
+                rows = table({**about, "what": what}, **{clock: x, "value": y})
                 series.append(Series(f"{name}, {what}", x, y, {"color": color, **style}, rows,
                                      algorithm=place["algorithm"], hidden=what == "mean of runs"))  # fmt: skip
     title = f"{place['problem']}: {place['algorithm']}, α = {place['alpha']:.4g}, {d} = {place['dimension']}"
     ylabel = ", ".join(find_metric(metric).label for metric in paths)
-    xlabel = f"samples / {d}" if counted else "iteration"
     return Panel(title, xlabel, ylabel, series, place["problem"], ylim=(0.0, None))
+
+
+# -- spectra --------------------------------------------------------------------------------------------------------------
+
+
+def spectrum_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache) -> Chart | None:
+    """Eigenvalues of estimates, a panel per problem, algorithm, sample ratio and dimension whose records hold them; None without.
+
+    Bars are the eigenvalues of all runs that are not zero, a line what theory predicts; the share that is zero stands in the
+    legend.
+    """
+    groups = list(_by_cell([pair for pair in pairs if (pair[1].get("final") or {}).get("spectrum")]).values())
+    if not groups:
+        return None
+    chosen = spread(groups, PANELS)
+    note = "Eigenvalues of the estimates of all runs, without those that are zero; lines: predicted."
+    note += left_out(chosen, groups, "problem, algorithm and sample ratio")
+    panels = [_spectrum_panel(suite, members, cache) for members in chosen]
+    return Chart("spectrum", suite.title, panels, f"{suite.title}: {note}", note)
+
+
+def _spectrum_panel(suite: Suite, members: Sequence[Pair], cache: TheoryCache) -> Panel:
+    cell, records = members[0][0], [record for _, record in members]
+    problem = next(plan.problem for plan in suite.plans if plan.label == cell.problem_label)
+    ratio = problem.model.sample_ratio(problem.model.sample_count(cell.alpha, cell.dimension), cell.dimension)
+    point = own_point(cache, problem, cell, ratio, records)
+    expected = None if isinstance(point, str) else point.get("spectrum")
+    values = np.concatenate([np.asarray(record["final"]["spectrum"], dtype=float) for record in records])
+    there = np.abs(values) > 1e-9 * np.abs(values).max(initial=1e-300)
+    low, high = values.min(initial=0.0), values.max(initial=1e-6)
+    bins = np.linspace(low, high, 41)
+    if expected:
+        edges = np.asarray(expected["edges"])
+        # A bar holds eight eigenvalues on average. Zero is an edge, and runs of finite size go beyond the ends of the law.
+        width = (edges[-1] - edges[0]) / np.clip(there.sum() / 8, 10, len(edges) - 1)
+        below, above = int(np.floor(min(low, edges[0]) / width)), int(np.ceil(max(high, edges[-1]) / width))
+        bins = width * np.arange(below, max(above, below + 1) + 1)
+    heights = np.histogram(values[there], bins)[0] / (len(values) * (bins[1] - bins[0]))
+    about = {"problem": cell.problem_label, "algorithm": cell.algorithm_label, "alpha": cell.alpha}
+    about |= {"dimension": cell.dimension}
+    place = f"{cell.problem_label}, {cell.algorithm_label}, α = {cell.alpha:.4g}"
+
+    def rows(what: str, ends: Any, density: Any, share: float) -> list[dict[str, Any]]:
+        own = table({**about, "what": what}, **{"from": ends[:-1], "to": ends[1:], "density": density})
+        return [*own, {**about, "what": what, "from": 0, "to": 0, "share": share}]
+
+    zeros = 1 - there.mean()
+    series = [Series(f"{place}: {len(members)} runs, zero: {zeros:.1%}", bins, heights, {"color": COLORS[0], "alpha": 0.4},
+                     rows("runs", bins, heights, zeros), "bars")]  # fmt: skip
+    if expected:
+        density, middle = np.asarray(expected["mass"]) / np.diff(edges), (edges[1:] + edges[:-1]) / 2
+        name = f"{place}: predicted, zero: {expected['zeros']:.1%}"
+        law = rows("predicted", edges, density, expected["zeros"])
+        series.append(Series(name, middle, density, {"color": "black", "lw": 1.4}, law))
+    title = f"{place}, {letter(problem.model)} = {cell.dimension}"
+    return Panel(title, "eigenvalue", "density", series, cell.problem_label)

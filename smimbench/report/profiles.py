@@ -1,6 +1,4 @@
-"""Profiles over all problems of a suite: when runs hit their targets, the share of problems reached in time, how near
-to the best an algorithm comes, and a summary.
-"""
+"""Profiles over all problems of a suite: when runs hit their targets, and how near to the best error an algorithm comes."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ import numpy as np
 
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import grouped
-from smimbench.report.rows import draws_fresh
-from smimbench.report.statistics import EPSILONS
-from smimbench.report.style import Look, looks_of
+from smimbench.report.rows import Pair, bayes_point, draws_fresh
+from smimbench.report.statistics import EPSILONS, near_goal, time_near
+from smimbench.report.style import end_marker, looks_of
 from smimbench.report.verdict import errors
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
     from smimbench.run.store import Store
     from smimbench.run.theory_cache import TheoryCache
-    from smimbench.suite.cells import Cell, Suite
+    from smimbench.suite.cells import Suite
 
 __all__ = ["hits", "profile_chart", "share_within"]
 
@@ -36,42 +34,34 @@ READING = (
 """How to read a profile."""
 
 
-def hits(
-    suite: Suite, pairs: Sequence[tuple[Cell, dict[str, Any]]], cache: TheoryCache, store: Store
-) -> list[dict[str, Any]]:
+def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> list[dict[str, Any]]:
     """When each run came near the Bayes-optimal error: one entry for each run and nearness.
 
     Returns
     -------
     list of dict
         ``algorithm``; ``instance`` (problem, sample ratio, dimension, root seed and replicate); ``epsilon``; ``seconds``,
-        ``iterations`` and ``samples`` at which every component was first within ``(1 + epsilon)`` of the Bayes-optimal
+        ``iteration`` and ``samples`` at which every component was first within ``(1 + epsilon)`` of the Bayes-optimal
         error (within the suite's target where that is 0), infinity where it never was. Without algorithms that draw samples
-        of their own, see ``errors``.
+        of their own, see ``errors``, and without problems whose theory is not stored.
     """
     problems = {plan.label: plan.problem for plan in suite.plans}
     found = []
     for cell, record in pairs:
-        model = problems[cell.problem_label].model
-        n = model.sample_count(cell.alpha, cell.dimension)
+        problem = problems[cell.problem_label]
+        n = problem.model.sample_count(cell.alpha, cell.dimension)
         trajectory = None if record["status"] in ("failed", "diverged") else store.trajectory(record)
         counts: Any = () if trajectory is None else trajectory.get("samples", ())
         if draws_fresh(cell.algorithm) and not (len(counts) and counts[-1] <= 1.5 * n):
             continue
-        point = cache.points(problems[cell.problem_label], [model.sample_ratio(n, cell.dimension)])[0][0]
-        bayes = np.atleast_1d(np.asarray(point["mse"], dtype=float))
+        point = bayes_point(cache, problem, problem.model.sample_ratio(n, cell.dimension))
         lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
         where = (cell.problem_label, cell.alpha, cell.dimension, f"{cell.seed}/{cell.replicate}")
-        for epsilon in EPSILONS:
-            goal = np.where(bayes > suite.run.target, (1 + epsilon) * bayes, suite.run.target)
-            at = dict.fromkeys(("seconds", "iterations", "samples"), math.inf)
-            if trajectory is not None and (within := (trajectory["mse"] <= goal).all(axis=1)).any():
-                first = int(np.argmax(within))
-                iteration = float(trajectory["iteration"][first])
-                counted = trajectory.get("samples")
-                seen = math.nan if counted is None else float(counted[first])
-                at = {"seconds": float(trajectory["seconds"][first]) + lost, "iterations": iteration,
-                      "samples": seen if math.isfinite(seen) else iteration * n}  # fmt: skip
+        for epsilon in EPSILONS if point else ():
+            at = time_near(trajectory, near_goal(point["mse"], epsilon, suite.run.target))  # type: ignore[index]
+            # An algorithm that does not count its samples goes through all of them in every iteration.
+            samples = at["iteration"] * n if math.isnan(at["samples"]) else at["samples"]
+            at |= {"seconds": at["seconds"] + lost, "samples": samples}
             found.append({"algorithm": cell.algorithm_label, "instance": where, "epsilon": epsilon, **at})
     return found
 
@@ -87,50 +77,48 @@ def share_within(entries: Sequence[Mapping[str, Any]], axis: str) -> dict[str, t
 
 
 def profile_chart(
-    suite: Suite,
-    rows: Sequence[dict[str, Any]],
-    pairs: Sequence[tuple[Cell, dict[str, Any]]],
-    cache: TheoryCache,
-    store: Store,
+    suite: Suite, rows: Sequence[dict[str, Any]], pairs: Sequence[Pair], cache: TheoryCache, store: Store
 ) -> Chart | None:
     """Shares of targets reached against seconds, iterations and samples, and how near to the best error each comes."""
     entries = hits(suite, pairs, cache, store)
-    known = errors(rows)
     if len({e["algorithm"] for e in entries}) < 2:
         return None
-    looks, panels = looks_of(suite), []
-    for key, label in (("seconds", "seconds"), ("iterations", "iterations"), ("samples", "samples processed")):
+    looks = looks_of(suite)
+
+    def steps(axis: str, name: str, points: tuple[Any, Any], x: Any, y: Any) -> Series:
+        style = {"color": looks[name].color, "ls": looks[name].dashes, "drawstyle": "steps-post", "clip_on": False}
+        csv = table({"axis": axis, "algorithm": name}, x=points[0], share=points[1])
+        return Series(name, x, y, {**end_marker(looks[name]), **style, "zorder": 2}, csv, algorithm=name)
+
+    panels = []
+    for axis, key, label in (
+        ("seconds", "seconds", "seconds"),
+        ("iterations", "iteration", "iterations"),
+        ("samples", "samples", "samples processed"),
+    ):
         curves = share_within(entries, key)
         last = max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
         # What is near from the start stands at the left end.
         least = min((x[x > 0].min(initial=last) for x, _ in curves.values()), default=last) / 1.5
         series = []
         for name, (x, y) in curves.items():
-            steps = np.maximum(np.concatenate([x[:1], x, [last]]), least) if len(x) else np.array([last])
+            ends = np.maximum(np.concatenate([x[:1], x, [last]]), least) if len(x) else np.array([last])
             heights = np.concatenate([[0.0], y, y[-1:]]) if len(x) else np.array([0.0])
-            points = table({"axis": key, "algorithm": name}, x=x, share=y)
-            series.append(Series(name, steps, heights, _steps(looks[name]), points, algorithm=name))
+            series.append(steps(axis, name, (x, y), ends, heights))
         panels.append(Panel("", label, "share of targets reached", series, xlog=True, ylim=(0, 1.02)))
+    known, series = errors(rows), []
     places = sorted({place for own in known.values() for place in own}, key=str)
     best = {place: min(own[place][0] for own in known.values() if place in own) for place in places}
-    series = []
     for name, own in known.items():
-        ratios = np.sort([own[p][0] / best[p] if p in own and best[p] > 0 else math.inf for p in places])
         if name not in looks:
             continue
+        ratios = np.sort([own[p][0] / best[p] if p in own and best[p] > 0 else math.inf for p in places])
         inside = ratios[ratios <= CUT]
         heights = np.searchsorted(ratios, inside, side="right") / len(places)
-        top = heights[-1:] if len(heights) else np.zeros(1)
-        points = table({"axis": "error over the best", "algorithm": name}, x=inside, share=heights)
-        x, y = np.array([1.0, *inside, CUT]), np.array([(ratios <= 1).mean(), *heights, *top])
-        series.append(Series(name, x, y, _steps(looks[name]), points, algorithm=name))
-    panels.append(Panel("", "error over that of the best algorithm", "share of instances", series,
-                        xlim=(1, CUT), ylim=(0, 1.02)))  # fmt: skip
-    return Chart("profiles", suite.title, panels, f"{suite.title}: profiles over all problems. {READING}", READING,
-                 "Profiles over all problems", READING, many=True)  # fmt: skip
-
-
-def _steps(look: Look) -> dict[str, Any]:
-    """Steps with the marker of an algorithm at their end: in grey, colors do not tell two of them apart."""
-    return {"color": look.color, "ls": look.dashes, "drawstyle": "steps-post", "marker": look.marker, "markevery": [-1],
-            "ms": 4.5, "clip_on": False}  # fmt: skip
+        x, y = [1.0, *inside, CUT], [(ratios <= 1).mean(), *heights, *(heights[-1:] if len(heights) else [0.0])]
+        series.append(steps("error over the best", name, (inside, heights), np.array(x), np.array(y)))
+    last_panel = Panel(
+        "", "error over that of the best algorithm", "share of instances", series, xlim=(1, CUT), ylim=(0, 1.02)
+    )
+    caption, head = f"{suite.title}: profiles over all problems. {READING}", "Profiles over all problems"
+    return Chart("profiles", suite.title, [*panels, last_panel], caption, READING, head, READING, many=True)

@@ -26,6 +26,7 @@ __all__ = [
     "TWO_COLUMNS",
     "Look",
     "decades_to_zero",
+    "end_marker",
     "finish",
     "floor_line",
     "floor_of",
@@ -110,6 +111,11 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
 
 def _number(name: str) -> int:
     return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
+
+
+def end_marker(look: Look) -> dict[str, Any]:
+    """The marker of an algorithm at the end of its curve: in grey, colors do not tell two of them apart."""
+    return {"marker": look.marker, "markevery": [-1], "ms": 4.5, "zorder": 3}
 
 
 def literal(text: str) -> str:

@@ -4,6 +4,7 @@ with the nodes that they came from; who waits is told of each node.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -161,9 +162,16 @@ class TheoryCache:
                     self.watch(Progress(done, total, Evaluations.of(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
 
+    def points_at_hand(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
+        """As ``points``; None where one of them is not stored and this cache only reads."""
+        with contextlib.suppress(NotStored):
+            return self.points(problem, alphas)
+        return None
+
     @_boundary
     def curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
-        """As ``points`` for a whole line of a figure, which is one answer; None where components mix, which takes minutes.
+        """As ``points`` for a whole line of a figure, which is one answer; None where components mix, which takes minutes, or
+        where it is not stored and this cache only reads.
 
         Errors of prediction are interpolated along it, or left out where several components are read off a curve that thresholds
         have followed: a reading costs a hundredth of a second, they cost thirty times that.
@@ -171,8 +179,10 @@ class TheoryCache:
         wanted = tuple(float(a) for a in alphas)
         if self._is_costly(problem) and not self._is_kept("curve", canonical_json(problem.spec), wanted):
             return None
-        found: list[list[dict[str, Any]]] = self._answer("curve", problem, problem.spec, wanted, wanted)
-        return found
+        with contextlib.suppress(NotStored):
+            found: list[list[dict[str, Any]]] = self._answer("curve", problem, problem.spec, wanted, wanted)
+            return found
+        return None
 
     @_boundary
     def thresholds(self, problem: Problem) -> dict[str, Any]:
@@ -183,12 +193,14 @@ class TheoryCache:
 
     def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
         """Thresholds for a figure; empty where they take minutes, or are not to be solved, and nobody has asked for them yet."""
-        kept = self._is_kept("thresholds", canonical_json(problem.spec), None)
-        return self.thresholds(problem) if kept or (self.solves and not self._is_costly(problem)) else {}
+        if self._is_kept("thresholds", canonical_json(problem.spec), None) or not self._is_costly(problem):
+            with contextlib.suppress(NotStored):
+                return self.thresholds(problem)
+        return {}
 
     def _is_costly(self, problem: Problem) -> bool:
         """Whether components mix, so that a curve takes minutes."""
-        return self.solves and problem.components > 1 and fixed_point_curve(problem) is None
+        return problem.components > 1 and fixed_point_curve(problem) is None
 
     @_boundary
     def own(self, problem: Problem, spec: dict[str, Any], alpha: float, conditions: Conditions) -> dict[str, Any] | str:

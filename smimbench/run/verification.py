@@ -158,9 +158,7 @@ def _is_named_by_its_question(path: Path, kind: str, document: JsonObject) -> bo
     raise ValueError("its name is not that of the question that it answers")
 
 
-def _solve_again(
-    problem: Problem, stored: Sequence[_Stored], again: Verification, nodes: Verification
-) -> int:
+def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verification, nodes: Verification) -> int:
     """Compare stored answers of a problem with answers that are found now, without a look at any file.
 
     Returns

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import smimbench
 from smimbench.report.charts import save
-from smimbench.report.learning_curves import _median_curve, chosen_panels, learning_chart, left_out, spread
+from smimbench.report.learning_curves import chosen_panels, learning_chart, left_out, median_curve, spread
 from smimbench.report.rows import suite_records
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
@@ -133,9 +133,9 @@ def test_algorithms_that_count_no_samples_leave_no_figure(tmp_path, drawn):
 
 def test_median_of_runs_that_were_looked_at_elsewhere():
     """Between two looks a run holds its last value; where one run has ended, there is no median of all."""
-    a = (None, np.array([1.0, 3.0, 5.0]), np.array([[9.0], [6.0], [3.0]]))
-    b = (None, np.array([2.0, 3.0, 4.0]), np.array([[1.0], [2.0], [5.0]]))
-    x, y = _median_curve([a, b], 0)
+    a = (np.array([1.0, 3.0, 5.0]), np.array([9.0, 6.0, 3.0]))
+    b = (np.array([2.0, 3.0, 4.0]), np.array([1.0, 2.0, 5.0]))
+    x, y = median_curve([a, b])
     assert x.tolist() == [2.0, 3.0, 4.0]
     assert y.tolist() == [5.0, 4.0, 5.5]
 

@@ -17,6 +17,7 @@ from tests.report.many_records import write
 
 def test_show_reads_the_records_once_and_lists_the_cells_once(tmp_path, capsys, monkeypatch):
     suite, loads, listed = write(tmp_path, 8, seeds=2), [], []
+    assert call(capsys, "theory", suite, "--results", tmp_path / "results")[0] == 0
     load, cells = Store.load, cells_module.Suite.cells
     monkeypatch.setattr(Store, "load", lambda self, **how: loads.append(self.folder) or load(self, **how))
     monkeypatch.setattr(cells_module.Suite, "cells", lambda self, *a, **k: listed.append(1) or cells(self, *a, **k))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 import smimbench
@@ -14,7 +17,7 @@ from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory.predictions import point_document, solve
-from tests.helpers import LINE, suite_text
+from tests.helpers import LINE, call, suite_text, write_suite
 from tests.report.rows import printed
 from tests.stretched import stretched
 
@@ -51,6 +54,30 @@ def test_rows_have_two_verdicts(results):
     assert rows["adam"]["own_z"] is None
     assert "samples again" in rows["adam"]["no_theory"]
     assert rows["adam"]["theory"] == rows["adam"]["bayes"]
+
+
+def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(tmp_path, capsys, monkeypatch):
+    """What is missing is shown as missing, with one remark that names the command; then all is as it was after the run."""
+    suite, out = write_suite(tmp_path), tmp_path / "r"
+    where = (suite, "--results", out)
+    call(capsys, "run", *where, "--workers", "1", "--no-figure")
+    table = call(capsys, "show", *where, "--json")[1]
+    shutil.move(out / "theory", tmp_path / "theory")
+    with monkeypatch.context() as patch:
+        patch.setattr(TheoryCache, "solve", lambda *_: pytest.fail("solved while tables are made"))
+        code, text, err = call(capsys, "show", *where, "--json")
+        assert (code, err) == (
+            0,
+            f"smimbench: not all theory of this is stored; 'smimbench theory {suite}' solves it\n",
+        )
+        for row, known in zip(json.loads(text)["rows"], json.loads(table)["rows"]):
+            assert (row["mean"], row["bayes"], row["own_theory"]) == (known["mean"], None, None)
+            assert row["warnings"] == known["warnings"]
+        assert call(capsys, "report", *where, "--output", tmp_path / "page.html")[0] == 0
+    assert call(capsys, "theory", *where, "--quiet", "--json")[0] == 0
+    monkeypatch.setattr(TheoryCache, "solve", lambda *_: pytest.fail("solved while tables and figures are made"))
+    assert call(capsys, "show", *where, "--json")[1:] == (table, "")
+    assert call(capsys, "report", *where, "--output", tmp_path / "page.html")[2] == ""
 
 
 def test_training_loss_stands_beside_its_theory(results):

@@ -77,7 +77,7 @@ def test_hits_are_those_of_the_trajectories(tmp_path):
         (own,) = [e for e in found if e["epsilon"] == 0.5 and e["algorithm"] == cell.algorithm_label
                   and e["instance"][1:] == (cell.alpha, 30, f"0/{cell.replicate}")]  # fmt: skip
         reached = errors <= 1.5 * bayes
-        assert own["iterations"] == (
+        assert own["iteration"] == (
             store.trajectory(record)["iteration"][np.argmax(reached)] if reached.any() else math.inf
         )
     rows = error_rows(pairs, suite, store, cache)

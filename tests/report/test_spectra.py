@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 import smimbench
 from smimbench.report.charts import save
+from smimbench.report.learning_curves import spectrum_chart
 from smimbench.report.rows import suite_records
-from smimbench.report.spectra import spectrum_chart
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
