@@ -125,7 +125,10 @@ def theory(
 
 def _solve_of_runs(request: Request, suite: Suite) -> None:
     """Solve what tables and figures of stored runs read: at the sample ratios really used, from their starts."""
-    results = Results(suite, request.store(suite), (), request, solve=True)
+    store = request.store(suite)
+    if not store.read_shared():  # nothing has been run
+        return
+    results = Results(suite, store, (), request, solve=True)
     if results.pairs and results.rows:
         with contextlib.suppress(ImportError):  # without matplotlib there are no figures
             _ = results.charts
