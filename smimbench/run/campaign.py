@@ -21,7 +21,7 @@ from smimbench.registry.registry import Registry, get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
-from smimbench.run.executor import Limits, Underway
+from smimbench.run.executor import Limits
 from smimbench.run.processes import Claims, in_processes
 from smimbench.run.settings import settings_folder
 from smimbench.run.shards import Shard, cells_of_shard
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.run.executor import OnLook
     from smimbench.suite.cells import Cell, Suite
 
 __all__ = ["Campaign", "changed_code", "missing_cells", "plan_campaign", "run_cells", "shared_document"]
@@ -76,9 +77,7 @@ class Campaign:
         return estimate_cost(self.missing, self.workers, past)
 
     def run(
-        self,
-        on_record: Callable[[JsonObject], None] | None = None,
-        on_look: Callable[[list[Underway]], None] | None = None,
+        self, on_record: Callable[[JsonObject], None] | None = None, on_look: OnLook | None = None
     ) -> list[JsonObject]:
         """Run what is missing; see ``run_cells``.
 
@@ -258,7 +257,7 @@ def run_cells(
     isolated: bool = False,
     limits: Limits | None = None,
     on_record: Callable[[JsonObject], None] | None = None,
-    on_look: Callable[[list[Underway]], None] | None = None,
+    on_look: OnLook | None = None,
 ) -> list[JsonObject]:
     """Run cells and store each as it finishes.
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
 
     Events = queue.Queue[tuple["_Worker", bytes | None]]
+    OnLook = Callable[[list["Underway"]], None]
 
 __all__ = ["Ended", "Executor", "Limits", "Task", "Underway"]
 
@@ -144,7 +145,7 @@ class Executor:
         *,
         end: float | None = None,
         may_begin: Callable[[Task], bool | None] = lambda task: True,
-        on_look: Callable[[list[Underway]], None] = lambda underway: None,
+        on_look: OnLook = lambda underway: None,
     ) -> Iterator[Ended]:
         """Do tasks, in their order as far as processes are free; yields each as it ends.
 

@@ -20,11 +20,11 @@ from smimbench.run.executor import Ended, Executor, Limits, Task
 from smimbench.run.record import check_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.registry.registry import Registry
-    from smimbench.run.executor import Underway
+    from smimbench.run.executor import OnLook, Underway
     from smimbench.suite.cells import Cell
 
 __all__ = ["STALE", "Claims", "cell_task", "check_record_of", "in_processes", "record_of"]
@@ -42,7 +42,7 @@ def in_processes(
     timing: bool = False,
     limits: Limits | None = None,
     claims: Claims | None = None,
-    on_look: Callable[[list[Underway]], None] | None = None,
+    on_look: OnLook | None = None,
 ) -> Iterator[JsonObject]:
     """Run cells in so many processes at a time; records come as they end.
 
