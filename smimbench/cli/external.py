@@ -77,8 +77,7 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
         score_record,
         scores_of,
     )
-    from smimbench.run.settings import settings_folder
-    from smimbench.run.store import Store
+    from smimbench.run.store import Store, settings_folder
 
     suite = request.suite()
     points = choose_points(suite, len(paths))

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.registry.registry import Plugin, Registry
-    from smimbench.run.settings import Settings
-    from smimbench.run.store import Store
+    from smimbench.run.store import Settings, Store
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
 
@@ -195,7 +194,7 @@ class Request:
         SuiteError
             If the folder holds none, or several.
         """
-        from smimbench.run.settings import settings_under, why_none
+        from smimbench.run.store import settings_under, why_none
         from smimbench.suite.errors import SuiteError
         from smimbench.suite.reader import shipped_suites
 

@@ -48,8 +48,7 @@ class Results:
         solve: bool = False,
     ) -> None:
         from smimbench.report.rows import paired
-        from smimbench.run.settings import settings_folder
-        from smimbench.run.store import theory_folder
+        from smimbench.run.store import settings_folder, theory_folder
         from smimbench.run.theory_guard import GuardedTheory
 
         self.suite, self.store, self.records = suite, store, store.load(compact=True)
@@ -163,7 +162,7 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, or_others:
 
 def _not_said_before(suite: Suite, store: Store, remarks: list[str]) -> list[str]:
     """These remarks, or none where the same were made when these settings were last shown, of the same code."""
-    from smimbench.run.settings import options_of
+    from smimbench.run.store import options_of
 
     mark, which = store.folder / SAID, options_of(suite)
     specs = [*(plan.problem.spec for plan in suite.plans), *(table["spec"] for table in suite.algorithms)]
@@ -180,7 +179,7 @@ def _not_said_before(suite: Suite, store: Store, remarks: list[str]) -> list[str
 
 def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -> str:
     """What is missing, under which settings there is something, and how to get it."""
-    from smimbench.run.settings import options_of, settings_of_suite
+    from smimbench.run.store import options_of, settings_of_suite
 
     asked = options_of(suite)
     named = " ".join(filter(None, (request.name, asked)))
@@ -198,7 +197,7 @@ def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -
 def kept_document(request: Request, reason: str) -> JsonObject | None:
     """The table of a finished run whose suite cannot be read any more, because an item is missing; with a remark."""
     from smimbench.report.stored_table import kept_table
-    from smimbench.run.settings import settings_under
+    from smimbench.run.store import settings_under
 
     path = Path(request.name)
     found = settings_under(path if path.is_dir() else request.results / path.stem)

@@ -137,7 +137,7 @@ def _solve_of_runs(request: Request, suite: Suite) -> None:
 def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None) -> list[Path]:
     from smimbench.report.charts import save
     from smimbench.report.figures import theory_charts
-    from smimbench.run.settings import settings_folder
+    from smimbench.run.store import settings_folder
 
     try:
         folder = settings_folder(suite, request.store(suite)) / "figures"
@@ -239,7 +239,7 @@ Runs = dict[tuple[str, str], tuple[Path, "Callable[[], list[JsonObject]]"]]
 def _runs_in(path: Path, request: Request) -> Runs:
     """What was run in a folder of results, or is in files of packed ones."""
     from smimbench.report.packed import packed_under, read_packed
-    from smimbench.run.settings import settings_under, why_none, words_of
+    from smimbench.run.store import settings_under, why_none, words_of
 
     def rows(folder: Path) -> list[JsonObject]:
         results = stored_results(replace(request, name=str(folder)))

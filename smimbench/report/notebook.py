@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.report.columns import Column, html_table
 from smimbench.report.verdict import verdict_line, verdicts
 from smimbench.run.external import scores_of
-from smimbench.run.settings import settings_under, why_none
+from smimbench.run.store import settings_under, why_none
 from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:

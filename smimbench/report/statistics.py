@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend.roofline import fraction
-from smimbench.run.readings import READINGS
+from smimbench.run.loop import READINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

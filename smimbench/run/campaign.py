@@ -23,9 +23,8 @@ from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import Limits
 from smimbench.run.processes import Claims, in_processes
-from smimbench.run.settings import settings_folder
 from smimbench.run.shards import Shard, cells_of_shard
-from smimbench.run.store import Store, theory_folder
+from smimbench.run.store import Store, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryError
 from smimbench.run.theory_guard import GuardedTheory, is_third_party
 from smimbench.suite.errors import SuiteError

@@ -15,7 +15,7 @@ from smimbench.backend.streaming import DrawnInputs, sample_chunks
 from smimbench.problem import instance as instance_module
 from smimbench.problem.problem import Problem
 from smimbench.run import cell as runner
-from smimbench.run.readings import Readings
+from smimbench.run.loop import Readings
 from smimbench.suite.reader import load_suite
 from tests.backend.steps import after, estimate
 from tests.backend.test_philox import by_numpy

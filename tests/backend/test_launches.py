@@ -12,7 +12,7 @@ from smimbench.backend.arrays import read_together, send, to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.memory import LARGEST_CHUNK, chunk_bytes
 from smimbench.backend.streaming import StreamedInputs, sample_chunks
-from smimbench.run.readings import READINGS, Readings
+from smimbench.run.loop import READINGS, Readings
 from tests.backend.launches import DEVICE, Counts
 from tests.backend.steps import after
 from tests.helpers import attention, sequence

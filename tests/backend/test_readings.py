@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smimbench.interfaces import Info
-from smimbench.run.readings import Readings
+from smimbench.run.loop import Readings
 from tests.backend.launches import DEVICE
 from tests.helpers import sequence
 

@@ -431,8 +431,7 @@ def test_what_cannot_be_appended_is_named(tmp_path, override, message):
 
 
 def test_all_that_is_appended_makes_the_settings(tmp_path):
-    from smimbench.run.settings import options_of, settings_folder
-    from smimbench.run.store import Store
+    from smimbench.run.store import Store, options_of, settings_folder
 
     path, store = write_suite(tmp_path), Store(tmp_path / "r")
     both = load_suite(path, ["algorithms+=sgd", "algorithms+=spectral"])
