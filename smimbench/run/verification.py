@@ -206,13 +206,18 @@ def _unlike(path: Path, document: JsonObject, new: Any) -> list[str]:
     here = document.get("machine") == machine.fingerprint() and document.get("versions") == machine.versions()
     relative, absolute = ROUNDED, ROUNDED / 100
     if not here:
-        stated = [
-            part.get("mse_error", 0.0) for part in (new if isinstance(new, list) else [new]) if isinstance(part, dict)
-        ]
         relative = ELSEWHERE
-        absolute = 4 * float(np.max(np.concatenate([[0.0], *map(np.ravel, stated)]))) + 1e-9
+        absolute = 4 * max((float(np.max(point["mse_error"])) for point in _points_in(new)), default=0.0) + 1e-9
     differing = differences(document["answer"], new, relative, absolute=absolute)
     return [f"{path}: solved again, {line}" for line in itertools.islice(differing, 3)]
+
+
+def _points_in(answer: Any) -> Iterator[JsonObject]:
+    """The points of an answer: itself, or those of its branches, or of the branches along a line."""
+    if isinstance(answer, dict) and "mse_error" in answer:
+        yield answer
+    for part in answer if isinstance(answer, list) else ():
+        yield from _points_in(part)
 
 
 def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int, seed: int) -> Verification:

@@ -87,6 +87,18 @@ def test_a_changed_number_under_a_digest_that_fits_is_computed_again(tmp_path, f
     assert set(said) <= {None, "skipped"}  # skipped: the digit was below rounding
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["point", "curve"])
+@pytest.mark.parametrize(("shift", "code"), [(1e-10, 0), (1e-3, 1)])
+def test_theory_of_another_machine_may_differ_by_rounding_alone(tmp_path, flips, kind, shift, code):
+    folder = flips.prepare(tmp_path)
+    path = next(folder.parent.rglob(f"{kind}-*.json"))
+    found = json.loads(path.read_text()) | {"machine": "another"}
+    (found["answer"][0] if kind == "point" else found["answer"][0][0])["mse"] += shift
+    path.write_text(document_text(sealed(found)))
+    assert flips.command("verify", folder, "--results", folder.parent, "--cells", 0)[0] == code
+
+
 def test_half_of_the_mse_with_a_new_digest_is_found(results, capsys):
     """At the sample ratios that tables use: those of the suite, rounded to whole samples."""
     for path in sorted((results / "theory").glob("point-*.json")):
