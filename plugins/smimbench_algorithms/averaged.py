@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace, on_device
+from smimbench.backend import namespace, read_together
 from smimbench.interfaces import (
     Algorithm,
     Array,
@@ -190,25 +190,14 @@ def _same(one: Array, two: Array) -> bool:
 
 
 def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
-    """The reports of several students as one: the mean of their overlaps, the largest of everything else."""
-    warnings = dict.fromkeys([remark, *(w for info in infos if (w := info.warning))])
-    readings = {
-        name: _over(infos, name, "mean" if name in ("predicted_overlap", "self_overlap") else "max")
-        for name in Info._fields
-        if name != "warning"
-    }
-    return Info(**readings, warning="; ".join(warnings))
-
-
-def _over(infos: Sequence[Info], reading: str, how: str) -> Any:
-    """Largest or mean value of one reading, on the device where it is; None if a student does not report it."""
-    values = [getattr(info, reading) for info in infos]
-    if any(value is None for value in values):
-        return None
-    if not any(on_device(value) for value in values):
-        return getattr(np, how)(np.stack([np.asarray(value, dtype=float) for value in values]), axis=0)
-    xp = namespace(*(value for value in values if on_device(value)))
-    return getattr(xp, how)(xp.stack(values), axis=0)
+    """The reports of several students as one: the mean of their overlaps, the largest of everything else that all report."""
+    found: dict[str, Any] = {}
+    for name, values in zip(Info._fields, zip(*infos)):
+        if name != "warning" and not any(value is None for value in values):
+            over = np.mean if name in ("predicted_overlap", "self_overlap") else np.max
+            found[name] = over(np.stack(read_together(*values)), axis=0)
+    warnings = dict.fromkeys([remark, *(info.warning for info in infos if info.warning)])
+    return Info(**found, warning="; ".join(warnings))
 
 
 def mean_signal(problem: Problem, signals: Array) -> Array:

@@ -34,8 +34,8 @@ class Linear(NamedTuple):
         Variance of that noise.
     """
 
-    rows: np.ndarray[Any, Any]
-    noise: np.ndarray[Any, Any]
+    rows: Host
+    noise: Host
 
     @property
     def alike(self) -> bool:
@@ -84,7 +84,7 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     return Linear(vectors[:, kept].T, noise)
 
 
-def noise_of_identity(problem: Problem) -> np.ndarray[Any, Any] | None:
+def noise_of_identity(problem: Problem) -> Host | None:
     """Variances (P C,) of the noise of labels ``z + noise`` where they are equal up to rounding; None for all other labels."""
     z = monte_carlo_rng("convex losses: what labels are").standard_normal((4, problem.components, problem.model.sites))
     shown = np.asarray(predict(problem.channel, z))

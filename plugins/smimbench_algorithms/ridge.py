@@ -5,7 +5,7 @@ samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, Linea
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
     from smimbench.problem import Problem
+    from smimbench.theory import Host
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 """Values of lambda to choose from."""
@@ -84,7 +85,7 @@ class Ridge(LinearRegression):
         """The prior mean; with validation, the choice of lambda."""
         linear, note = self.observed(problem)
         if self.regularisation == "validation":
-            penalty: float | np.ndarray[Any, Any] = _validated(problem, data, linear)
+            penalty: float | Host = _validated(problem, data, linear)
             note += self.chosen
         elif self.regularisation == "theory":
             second, known = prior_moments(problem)
@@ -160,9 +161,7 @@ def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
     return AlgorithmPrediction.of_point(point, between_students=point["overlap"])
 
 
-def _begin_ridge(
-    problem: Problem, squares: LeastSquares, penalty: float | np.ndarray[Any, Any], note: str = ""
-) -> RidgeState:
+def _begin_ridge(problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = "") -> RidgeState:
     """``penalty``: a number, one per component, or as many rows of these as there are candidates."""
     xp = namespace(squares.inputs)
     place = matching(squares.inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from smimbench_algorithms.erm.losses import LOSSES, Loss
 if TYPE_CHECKING:
     from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
     from smimbench.problem import Problem
+    from smimbench.theory import Host
 
 LENGTHS = ("posterior", "loss")
 
@@ -25,7 +26,7 @@ LENGTHS = ("posterior", "loss")
 class ErmState(NamedTuple):
     """The current minimizer (P, D), on the host, and constants of the run."""
 
-    weights: np.ndarray[Any, Any]
+    weights: Host
     estimate: Array
     targets: Array
     loss: str
@@ -121,7 +122,7 @@ class Erm(Algorithm):
 
         n, shape = int(data.inputs.shape[0]), state.weights.shape
 
-        def objective(flat: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        def objective(flat: Host) -> tuple[float, Host]:
             value, gradient = _empirical_risk(problem, data, state, flat.reshape(shape))
             penalised = value + state.penalty / 2 * float(flat @ flat)
             return penalised / n, (gradient.ravel() + state.penalty * flat) / n
@@ -165,9 +166,7 @@ def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
     return Overlaps(overlaps.truth, length * overlaps.cross, length**2 * overlaps.own)
 
 
-def _empirical_risk(
-    problem: Problem, data: Data, state: ErmState, weights: np.ndarray[Any, Any]
-) -> tuple[float, np.ndarray[Any, Any]]:
+def _empirical_risk(problem: Problem, data: Data, state: ErmState, weights: Host) -> tuple[float, Host]:
     """Loss summed over the samples, and its gradient (P, D), on the host."""
     xp, model, loss = namespace(data.inputs), problem.model, LOSSES[state.loss]
     signal = xp.asarray(weights, **matching(data.inputs))

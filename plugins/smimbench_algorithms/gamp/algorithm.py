@@ -18,8 +18,8 @@ from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
 if TYPE_CHECKING:
     from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
     from smimbench.problem import Problem
+    from smimbench.theory import Host
 
-Host = np.ndarray[Any, Any]
 
 LARGEST_EXCESS = 1.3
 """Noise of ``g`` over its predicted size (1 in the limit) up to which an excess counts as chance. Larger: with few samples per

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
     from smimbench.problem import Problem
+    from smimbench.theory import Host
 
 __all__ = ["CONTROLS", "StepControl", "StepState", "mixed", "next_step", "reversal_overlaps"]
-
-Host = np.ndarray[Any, Any]
 
 
 class StepControl(NamedTuple):

@@ -18,6 +18,7 @@ from smimbench_algorithms.nuclear.limit import wide_factor_point
 if TYPE_CHECKING:
     from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
     from smimbench.problem import Problem
+    from smimbench.theory import Host
 
 SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
 """And the parameters that each needs."""
@@ -38,7 +39,7 @@ class DescentState(NamedTuple):
     signal: Array  # what the factor stands for
     memory: tuple[Array, ...]  # of the method: momentum, moments
     targets: Array  # labels as a user would measure them
-    order: np.ndarray[Any, Any]  # samples of this epoch that are still to be used
+    order: Host  # samples of this epoch that are still to be used
     rng: np.random.Generator  # order of the samples, or the stream of fresh ones
     norm: Array | None  # mean square of the estimate's entries, where labels do not determine their scale
     done: int = 0  # steps made
@@ -251,7 +252,7 @@ class Descent(Algorithm):
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
-    def _take(self, problem: Problem, data: Data, state: DescentState) -> tuple[Array, Array, np.ndarray[Any, Any]]:
+    def _take(self, problem: Problem, data: Data, state: DescentState) -> tuple[Array, Array, Host]:
         """Inputs and targets of this step, and the rest of the epoch."""
         n = data.inputs.shape[0]
         if self.online:

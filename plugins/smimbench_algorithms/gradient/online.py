@@ -103,7 +103,7 @@ class Rule:
 class Path(NamedTuple):
     """Overlaps at some steps: arrays (sets of points or draws, steps, starts, P, P)."""
 
-    steps: np.ndarray[Any, Any]
+    steps: Host
     truth: Host
     cross: Host
     own: Host

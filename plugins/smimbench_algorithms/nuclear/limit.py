@@ -156,14 +156,11 @@ def fixed_point(
     """
     from scipy.optimize import brentq
 
-    if (
-        near is not None
-        and penalty > 0
-        and near.threshold > 0
-        and (found := _fixed_point_close_by(prior, seen, penalty, positive, near))
-    ):
+    found = None
+    if near is not None and penalty > 0 and near.threshold > 0:
+        found = _fixed_point_close_by(prior, seen, penalty, positive, near)
+    if found is not None:
         return found
-
     second = float(prior.second_moment(1)[0, 0])
 
     def solved(log_noise: float) -> tuple[float, float, Shrunk]:
@@ -282,27 +279,19 @@ def perfect_recovery(prior: Any, observations: int, kappa: float, positive: bool
 
     (twice the integral for matrices of both signs), the statistical dimension of the cone of descent.
     """
+    from scipy.integrate import quad
     from scipy.optimize import minimize_scalar
 
     p = null_eigenvalues(prior)
-    angles, weights = np.polynomial.legendre.leggauss(64)
-    sides = 1 if positive else 2
+    size, sides = 2 * math.sqrt(p), 1 if positive else 2
 
     def dimension(t: float) -> float:
-        return 1 - p * p + (1 - p) * t * t + sides * p * _spectral_tail(math.sqrt(p), t, angles, weights)
+        end = math.acos(min(t / size, 1.0)) if size > 0 else 0.0  # x = 2 cos(angle)
+        tail = quad(lambda angle: (size * math.cos(angle) - t) ** 2 * math.sin(angle) ** 2 * 2 / math.pi, 0.0, end)[0]
+        return float(1 - p * p + (1 - p) * t * t + sides * p * tail)
 
     found = minimize_scalar(dimension, bounds=(0.0, 2.0), method="bounded", options={"xatol": 1e-10})
     return float(min(found.fun, dimension(0.0)) / (kappa * observations))
-
-
-def _spectral_tail(scale: float, t: float, nodes: Host, weights: Host) -> float:
-    """``int sigma(dx) (scale x - t)_+^2``: with x = 2 cos(angle) the integrand is smooth up to its end."""
-    if t >= 2 * scale:
-        return 0.0
-    end = math.acos(t / (2 * scale)) if scale > 0 else 0.0
-    angle = end / 2 * (nodes + 1)
-    values = (2 * scale * np.cos(angle) - t) ** 2 * np.sin(angle) ** 2 * 2 / math.pi
-    return float(end / 2 * (weights @ values))
 
 
 # -- descent on a wide factor with weight decay has the same minimum ----------------------------------------------------

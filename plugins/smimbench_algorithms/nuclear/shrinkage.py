@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smimbench.theory import Host
 
 
@@ -74,19 +72,11 @@ def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk
     return Shrunk._make([*map(float, found.value), float(np.asarray(found.error)[0])])
 
 
-def shrunk_spectrum(
-    prior: Any, noise: float, threshold: float, positive: bool, edges: Sequence[float] | None = None
-) -> dict[str, Any]:
-    """Spectrum of f(R): ``mass`` between neighbouring ``edges`` (ascending) without that of the zeros, and the ``zeros``.
-
-    Without edges: 60 bins, from one end of the law to the other.
-    """
-    if edges is None:
-        top = spectral_end(prior, noise, 1) - threshold
-        bottom = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
-        ends = np.linspace(min(bottom, 0.0), max(top, 1e-3), 61)
-    else:
-        ends = np.asarray(edges, dtype=float)
+def shrunk_spectrum(prior: Any, noise: float, threshold: float, positive: bool) -> dict[str, Any]:
+    """Spectrum of f(R): ``mass`` between 61 neighbouring ``edges`` without that of the zeros, and the ``zeros``."""
+    top = spectral_end(prior, noise, 1) - threshold
+    bottom = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
+    ends = np.linspace(min(bottom, 0.0), max(top, 1e-3), 61)
 
     def function(x: Host, mean: Host, variance: Host) -> Host:
         f = shrink(x, threshold, positive)
