@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, require
-from smimbench_algorithms.gradient.descent import Descent, DescentState
+from smimbench_algorithms.gradient.descent import Descent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
@@ -104,10 +104,6 @@ class Adam(Descent):
     def penalty(self, data: Data) -> float:
         """Weight decay within the loss."""
         return self.weight_decay / data.dimension if self._decays_in_the_loss else 0.0
-
-    def findings(self, state: DescentState) -> dict[str, Any]:
-        """The spectrum of a matrix, with weight decay."""
-        return self._spectrum(state, self.weight_decay)
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
         """First and second moment."""

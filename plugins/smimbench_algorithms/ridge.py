@@ -177,20 +177,18 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     xp = namespace(state.residual)
     axes = tuple(range(1, state.residual.ndim))
     wide = (-1, *[1] * len(axes))
-    P = state.penalty.shape[-1]
-    penalty = xp.reshape(state.penalty, (-1, P, *[1] * (len(axes) - 1)))
+    penalty = xp.reshape(state.penalty, (*state.penalty.shape, *[1] * (len(axes) - 1)))
+
+    def ratio(top: Array, bottom: Array) -> Array:
+        return xp.where(bottom > 0, top / xp.where(bottom > 0, bottom, xp.ones_like(top)), xp.zeros_like(top))
+
     product = state.squares.normal(state.direction)[0] + penalty * state.direction
     before = xp.sum(state.residual * state.residual, axis=axes)
-    curvature = xp.sum(state.direction * product, axis=axes)
-    one = xp.ones_like(before)
-    moving = (curvature > 0) & (before > 0)
-    step = xp.where(moving, before / xp.where(moving, curvature, one), xp.zeros_like(before))
-    deviation = state.deviation + xp.reshape(step, wide) * state.direction
-    residual = state.residual - xp.reshape(step, wide) * product
+    step = xp.reshape(ratio(before, xp.sum(state.direction * product, axis=axes)), wide)
+    deviation, residual = state.deviation + step * state.direction, state.residual - step * product
     after = xp.sum(residual * residual, axis=axes)
-    ratio = xp.where(before > 0, after / xp.where(before > 0, before, one), xp.zeros_like(before))
-    direction = residual + xp.reshape(ratio, wide) * state.direction
-    relative = xp.sqrt(after) / xp.where(state.scale > 0, state.scale, one)
+    direction = residual + xp.reshape(ratio(after, before), wide) * state.direction
+    relative = ratio(xp.sqrt(after), state.scale)
     return state._replace(deviation=deviation, residual=residual, direction=direction), relative
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, require
-from smimbench_algorithms.gradient.descent import Descent, DescentState
+from smimbench_algorithms.gradient.descent import Descent
 from smimbench_algorithms.gradient.online_theory import online_theory
 
 if TYPE_CHECKING:
@@ -77,10 +77,6 @@ class Sgd(Descent):
         if not self.online:
             return self._minimum(problem, alpha, conditions, self.weight_decay * alpha)
         return online_theory(self, problem, alpha, conditions)
-
-    def findings(self, state: DescentState) -> dict[str, Any]:
-        """The spectrum of a matrix, with weight decay."""
-        return self._spectrum(state, self.weight_decay)
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
         """The velocity, where there is momentum."""

@@ -205,10 +205,10 @@ class Descent(Algorithm):
         size = xp.mean(state.signal * state.signal, axis=axes, keepdims=True)
         return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
 
-    def _spectrum(self, state: DescentState, decay: float) -> dict[str, Any]:
+    def findings(self, state: DescentState) -> dict[str, Any]:
         """Eigenvalues of a matrix under weight decay, for which there may be a theory (see ``_minimum``); otherwise nothing."""
         shape = state.signal.shape
-        if not decay or len(shape) < 3 or shape[-1] != shape[-2]:
+        if not getattr(self, "weight_decay", 0) or len(shape) < 3 or shape[-1] != shape[-2]:
             return {}
         values = namespace(state.signal).linalg.eigvalsh(symmetric(state.signal))
         return {"spectrum": to_host(values).reshape(-1).tolist()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import clip, matching, namespace, to_host
+from smimbench.backend import matching, namespace, to_host
 from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, require
 from smimbench.numerics import spectral_function, symmetric
 from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
@@ -20,6 +20,7 @@ from smimbench_algorithms.nuclear.limit import (
     observations,
     perfect_recovery,
 )
+from smimbench_algorithms.nuclear.shrinkage import shrink
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
@@ -156,7 +157,10 @@ class Nuclear(LinearRegression):
         """A step, and its relative length."""
         xp = namespace(state.point)
         slope, _ = state.squares.normal(state.point, targets=True)
-        new = self._shrink(state.point + slope / state.lipschitz, state.threshold / state.lipschitz)
+        threshold = state.threshold / state.lipschitz
+        new = spectral_function(
+            state.point + slope / state.lipschitz, lambda values: shrink(values, threshold, self.positive)
+        )
         # Momentum that points uphill is dropped.
         if float(xp.sum((state.point - new) * (new - state.estimate))) > 0:
             momentum = 1.0
@@ -195,15 +199,6 @@ class Nuclear(LinearRegression):
         gap = (1 - s) ** 2 * loss + state.threshold * norm - s * float(xp.sum(slope * estimate))
         rounding = 8 * float(xp.finfo(estimate.dtype).eps) * (state.origin[1] + state.threshold * norm)
         return (gap / primal, rounding / primal) if primal > 0 else (0.0, 0.0)
-
-    def _shrink(self, matrix: Array, threshold: float) -> Array:
-        def shrunk(values: Array) -> Array:
-            if self.positive:
-                return clip(values, threshold, None) - threshold
-            xp = namespace(values)
-            return xp.sign(values) * (clip(xp.abs(values), threshold, None) - threshold)
-
-        return spectral_function(matrix, shrunk)
 
     def _validated(self, problem: Problem, data: Data, linear: Linear, start: Array, rng: np.random.Generator) -> float:
         """The tau with the smallest error on held-out samples, along a path from large to small."""

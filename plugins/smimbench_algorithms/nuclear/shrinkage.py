@@ -23,7 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.backend import clip
+
 if TYPE_CHECKING:
+    from smimbench.interfaces import Array
     from smimbench.theory import Host
 
 
@@ -53,10 +56,10 @@ class Shrunk(NamedTuple):
     uncertain: float = 0.0
 
 
-def shrink(x: Host, threshold: float, positive: bool) -> Host:
+def shrink(x: Array, threshold: float, positive: bool) -> Array:
     """Eigenvalues of the proximal map, for eigenvalues x of any shape."""
-    moved: Host = np.maximum(x - threshold, 0.0)
-    return moved if positive else moved - np.maximum(-x - threshold, 0.0)
+    moved = clip(x - threshold, 0.0, None)
+    return moved if positive else moved - clip(-x - threshold, 0.0, None)
 
 
 def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk:
