@@ -28,7 +28,7 @@ from smimbench.numerics.size_laws import extrapolate
 from smimbench.registry import build, get_registry
 from smimbench.registry.metrics import find_metric
 from smimbench.run.loop import LoopSettings, run_algorithm
-from smimbench.theory.own import own_document
+from smimbench.theory.limit import own_document
 
 METRICS = ("mse", "overlap")
 LOW, MIDDLE, LARGE = {60: 1600, 120: 800, 240: 400}, {120: 1600, 240: 800, 480: 400}, {250: 512, 500: 320, 1000: 192}

@@ -15,7 +15,7 @@ from smimbench.report.columns import Column, make_table
 from smimbench.report.prose import readable_prose, wrapped
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
-from smimbench.theory.own import BRINGS_NONE
+from smimbench.theory.limit import BRINGS_NONE
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -32,7 +32,7 @@ from smimbench.run.loop import Status
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import THEORY_ERRORS, NotStored
 from smimbench.suite.cells import Cell, build_algorithm
-from smimbench.theory.own import BRINGS_NONE
+from smimbench.theory.limit import BRINGS_NONE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,7 +27,7 @@ from smimbench.theory.consistency import require_consistent, require_consistent_
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import curve_errors, point_errors
 from smimbench.theory.information import Evaluations
-from smimbench.theory.own import own_document
+from smimbench.theory.limit import own_document
 from smimbench.theory.predictions import competing, curve_of, point_document, thresholds
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from smimbench.run.theory_cache import TheoryCache
 from smimbench.testing.algorithms import Setting, once_per_model
 from smimbench.testing.core import CheckFailed, CheckSkipped
 from smimbench.testing.publish import judged, published
-from smimbench.theory.own import own_theory
+from smimbench.theory.limit import own_theory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smimbench.theory.generalization import measured_error
     from smimbench.theory.information import information_at, offers_rough, overlap_at, prior_moments
-    from smimbench.theory.limit import aligned, limit_point, scores
-    from smimbench.theory.own import own_theory
+    from smimbench.theory.limit import aligned, limit_point, own_theory, scores
     from smimbench.theory.predictions import competing, point_document
     from smimbench.theory.recursion import exponential
     from smimbench.theory.types import Host, Prediction
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
 # Imported when first used: this folder is imported whenever smimbench is.
 _HOME = {
     "measured_error": "generalization",
-    "own_theory": "own",
     "exponential": "recursion",
     **dict.fromkeys(("information_at", "offers_rough", "overlap_at", "prior_moments"), "information"),
-    **dict.fromkeys(("aligned", "limit_point", "scores"), "limit"),
+    **dict.fromkeys(("aligned", "limit_point", "own_theory", "scores"), "limit"),
     **dict.fromkeys(("competing", "point_document"), "predictions"),
     **dict.fromkeys(("Host", "Prediction"), "types"),
 }

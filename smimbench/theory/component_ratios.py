@@ -142,7 +142,8 @@ class ComponentRatios:
         from scipy.optimize import brentq
 
         def grown(log_qhat: float) -> float:
-            return 1.0 if self._gained(np.exp(log_qhat))[a] > 0 else -1.0
+            Q = self.overlap(np.full(len(self.bottom), np.exp(log_qhat)))[0]
+            return 1.0 if Q[a, a] > self.bottom[a] else -1.0
 
         nodes = np.linspace(np.log(1e-9), np.log(1e15), 193)
         end = next((k for k, node in enumerate(nodes) if grown(node) > 0), len(nodes) - 1)

@@ -100,8 +100,7 @@ def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]],
     second, bottom = prior_moments(problem)
     chosen = np.unique(np.linspace(0, len(points) - 1, 16).round().astype(int))
     begin = clock()
-    # Far apart first, should time not be enough for all: 0, 4, 2, 6, 1, ...
-    for index in sorted(chosen, key=lambda one: f"{np.searchsorted(chosen, one):08b}"[::-1]):
+    for index in monte_carlo_rng("consistency: order").permutation(chosen):  # should time not be enough for all
         Q, V = points[index]
         unknown = np.diagonal(V) / np.diagonal(second)
         if clock() - begin > REPORTED_SECONDS:
@@ -137,7 +136,7 @@ def require_likelihood(problem: Problem) -> None:
     """
     if problem.channel.log_likelihood is None:
         return
-    item = _Item(problem)
+    item = _ChannelTest(problem, lambda: 0.0)
     shape = (RATIOS, problem.components, problem.model.sites)
     root = symmetric_root(prior_moments(problem)[0])
     for again in ("", ", again"):
@@ -182,14 +181,18 @@ def _standard_error(samples: Array) -> Any:
     return samples.std(0, ddof=1) / math.sqrt(len(samples))
 
 
-class _Item:
-    """An item of a problem: calls its methods, compares what it says with means over draws, and reports failures."""
+class _Test:
+    """An item of a problem: calls its methods, compares what it says with means over draws, and reports failures.
+
+    Identities are tested with ``fewest`` to ``most`` draws, as time allows.
+    """
 
     kind = "channel"
+    fewest, most, seconds = 64, 1 << 18, 0.25
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.item = problem, getattr(problem, self.kind)
-        self.name = problem.spec[self.kind]["name"]
+    def __init__(self, problem: Problem, clock: Callable[[], float], share: float = 1.0) -> None:
+        self.problem, self.clock, self.share = problem, clock, share
+        self.item, self.name = getattr(problem, self.kind), problem.spec[self.kind]["name"]
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         """What a method of the item returns; errors become one line."""
@@ -239,16 +242,6 @@ class _Item:
             raise self.fail(f"{what} must return a smimbench.Uncertain, got a {type(found).__name__}")
         value, error = found.value, np.asarray(found.error, dtype=float)
         return self.finite(what, np.reshape(value, shape) if shape == () else value, shape), error
-
-
-class _Test(_Item):
-    """Identities of an item that hold for means over draws, with as many draws as time allows."""
-
-    fewest, most, seconds = 64, 1 << 18, 0.25
-
-    def __init__(self, problem: Problem, clock: Callable[[], float], share: float = 1.0) -> None:
-        super().__init__(problem)
-        self.clock, self.share = clock, share
 
     def grown(self, wrong: Callable[..., tuple[dict[str, str], Any]]) -> tuple[Any, float]:
         """What ``wrong(size, again)`` returns next to the failures, at the largest size, and the seconds for one draw.

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.theory.component_ratios import ComponentRatios
+from smimbench.theory.curve import perfect_limit
 from smimbench.theory.curve_stages import Corrector, Node, Stage, change, lengths, polynomial
 from smimbench.theory.information import Evaluations, diagonals, information_at
-from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.types import NOTHING, Bifurcation, Host
 
 if TYPE_CHECKING:

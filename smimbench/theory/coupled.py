@@ -9,7 +9,6 @@ the last fixed point, with Anderson's acceleration. Components that do not mix a
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,9 +20,16 @@ from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import controlled_mean
-from smimbench.theory.curve import HELD, NEVER, Curve, bayes_optimal_first, perfect_prediction, threshold_document
-from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
-from smimbench.theory.perfect_recovery import perfect_limit
+from smimbench.theory.curve import (
+    HELD,
+    NEVER,
+    Curve,
+    bayes_optimal_first,
+    perfect_limit,
+    perfect_prediction,
+    threshold_document,
+)
+from smimbench.theory.information import information_at, is_sampled, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, exponential, is_same_fixed_point
 from smimbench.theory.types import NOTHING, HardPhase, Host, Prediction, Threshold
 
@@ -54,14 +60,6 @@ class CoupledCurve(Curve):
         """The fixed point of one branch at every sample ratio."""
         return [solved.prediction for solved in sweep(self.problem, alphas, branch)]
 
-    def folds(self) -> bool:
-        """Not known before both branches are."""
-        return True
-
-    def free_entropy(self, point: Prediction) -> tuple[float, float]:
-        """Differences only, see ``competing``."""
-        raise NotImplementedError
-
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
         """The fixed points of both sweeps for every sample ratio, the Bayes-optimal one first."""
         if not alphas:
@@ -89,14 +87,14 @@ class CoupledCurve(Curve):
         Q, V = overlap_at(problem, np.zeros((P, P)))
         value, error, _ = information_at(problem, Q, V)
         perfect = perfect_limit(problem)
-        weak: Threshold | None = None
-        reasons = {"weak_recovery": HELD if bottom.any() else NEVER}
-        if bool((np.diagonal(value) > NOTHING + 3 * np.max(error)).any()):
-            weak = Threshold(0.0, 0.0) if not bottom.any() else None
-        elif not bottom.any():
-            weak = self._spectral_threshold(Q, V)
-        hard: HardPhase | None = None
-        reasons["sequential"] = "components mix, so they are not learned one after the other"
+        weak = hard = None
+        if not bottom.any():
+            informative = (np.diagonal(value) > NOTHING + 3 * np.max(error)).any()
+            weak = Threshold(0.0, 0.0) if informative else self._spectral_threshold(Q, V)
+        reasons = {
+            "weak_recovery": HELD if bottom.any() else NEVER,
+            "sequential": "components mix, so they are not learned one after the other",
+        }
         if perfect is not None and perfect.value > 0:
             probes = [share * perfect.value for share in PROBES]
             ahead = [len(found) > 1 and found[0].branch == "informed" for found in self.competing(probes)]
@@ -105,10 +103,8 @@ class CoupledCurve(Curve):
                 start = Threshold(probes[first], probes[first] - (probes[first - 1] if first else 0.0))
                 hard = HardPhase(start, start, perfect)
             looked = ", ".join(f"{probe:.4g}" for probe in probes)
-            for name in ("spinodal", "information_theoretic", "algorithmic"):
-                reasons[name] = (
-                    f"not found at alpha = {looked}, the only sample ratios that are tested where components mix"
-                )
+            missing = f"not found at alpha = {looked}, the only sample ratios that are tested where components mix"
+            reasons |= dict.fromkeys(("spinodal", "information_theoretic", "algorithmic"), missing)
         return threshold_document(weak, perfect, [], hard, reasons)
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
@@ -143,60 +139,61 @@ def sweep(
     ``other_branch`` is what the other sweep found: where this one arrives at the same fixed point it is not looked at again.
     Perfect recovery is stable above its threshold: the informed branch is not looked for there.
     """
-    P = problem.components
     upwards = branch == "uninformed"
     order = sorted(range(len(alphas)), key=lambda k: alphas[k] if upwards else -alphas[k])
-    kappa = float(problem.model.kappa)
+    identity = np.eye(problem.components)
+    start, offset, seed = INFORMED * identity, None, 1e-6  # the seed leaves an unstable fixed point
+    if upwards and order:
+        information = information_at(problem, *overlap_at(problem, 0 * identity))
+        start = float(problem.model.kappa) * float(alphas[order[0]]) * information.value
+        seed = 1e-2 if is_sampled(information.method) else seed  # less would be lost in noise
     perfect = perfect_limit(problem)
-    start, offset = None if upwards else INFORMED * np.eye(P), None
     solved: dict[int, Solved] = {}
-    seed = 1e-6  # leaves an unstable fixed point
-    bottom = np.diagonal(prior_moments(problem)[1])
     for k in order:
-        alpha = float(alphas[k])
-        recursion = Recursion(problem, alpha)
-        if not upwards and perfect is not None and alpha >= perfect.value:
-            solved[k] = _perfect(problem, alpha, branch)
-            start = solved[k].found.qhat
-            continue
-        if start is None:
-            information = information_at(problem, *overlap_at(problem, np.zeros((P, P))))
-            start = kappa * alpha * information.value
-            seed = 1e-2 if "Monte Carlo" in information.method else seed  # less would be lost in noise
-        start = start + seed * np.eye(P)
-        if not upwards and (perfect is None or alpha < perfect.value):
-            # An error of zero is unstable here: it grows by the same factor a step, from where that is soon seen.
-            start = np.asarray(spectral_function(start, lambda values: np.minimum(values, 1e2)))
-        there = None if other_branch is None else other_branch[k]
-        target = None if there is None or UNFINISHED in there.prediction.method else there.found
-        found = recursion.fixed_point(start, target=target, offset=offset if target is None else target.offset)
-        if (
-            there is not None
-            and target is not None
-            and is_same_fixed_point(target, symmetric_logarithm(found.qhat), found.relative)
-        ):
-            start = target.qhat
-            solved[k] = Solved(replace(there.prediction, branch=branch), target)
-            continue
-        if upwards and perfect is not None and alpha > perfect.value:
-            nearly = np.diagonal(overlap_at(problem, found.qhat)[1]).max() < NEARLY_KNOWN
-            if nearly and perfect.value == 0:  # a discrete signal: what is nearly known is stable
-                solved[k] = _perfect(problem, alpha, branch)
-                start = solved[k].found.qhat
-                continue
-            if nearly or UNFINISHED in found.method:
-                start = _walk_up(problem, alpha, start, alpha / max(perfect.value, alpha / 1e3))
-                if start is None:
-                    solved[k] = _perfect(problem, alpha, branch)
-                    start = solved[k].found.qhat
-                    continue
-                found = recursion.fixed_point(start, offset=offset)
-        solved[k] = Solved(_prediction(problem, alpha, found, branch, bottom), found)
-        start, offset = found.qhat, found.offset
+        other = None if other_branch is None else other_branch[k]
+        solved[k] = _solve(problem, float(alphas[k]), branch, perfect, start + seed * identity, offset, other)
+        start = solved[k].found.qhat
+        offset = offset if solved[k].found.offset is None else solved[k].found.offset
     return [solved[k] for k in range(len(alphas))]
 
 
-def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str, bottom: Host) -> Prediction:
+def _solve(
+    problem: Problem,
+    alpha: float,
+    branch: str,
+    perfect: Threshold | None,
+    start: Host,
+    offset: Host | None,
+    other: Solved | None,
+) -> Solved:
+    """The fixed point of a sweep at one sample ratio, from Qhat = ``start`` (P, P) and the offset of the last one."""
+    upwards = branch == "uninformed"
+    if not upwards:
+        if perfect is not None and alpha >= perfect.value:
+            return _perfect(problem, alpha, branch)
+        # An error of zero is unstable here: it grows by the same factor a step, from where that is soon seen.
+        start = np.asarray(spectral_function(start, lambda values: np.minimum(values, 1e2)))
+    recursion = Recursion(problem, alpha)
+    if other is None or UNFINISHED in other.prediction.method:
+        found = recursion.fixed_point(start, offset=offset)
+    else:
+        target = other.found
+        found = recursion.fixed_point(start, target=target, offset=target.offset)
+        if is_same_fixed_point(target, symmetric_logarithm(found.qhat), found.relative):
+            return Solved(replace(other.prediction, branch=branch), target)
+    if upwards and perfect is not None and alpha > perfect.value:
+        nearly = np.diagonal(overlap_at(problem, found.qhat)[1]).max() < NEARLY_KNOWN
+        if nearly and perfect.value == 0:  # a discrete signal: what is nearly known is stable
+            return _perfect(problem, alpha, branch)
+        if nearly or UNFINISHED in found.method:
+            before = _walk_up(problem, alpha, start, alpha / max(perfect.value, alpha / 1e3))
+            if before is None:
+                return _perfect(problem, alpha, branch)
+            found = recursion.fixed_point(before, offset=offset)
+    return Solved(_prediction(problem, alpha, found, branch), found)
+
+
+def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str) -> Prediction:
     """The prediction of a fixed point; its error from the response to alpha, by a second fixed point nearby."""
     size = 0.01 if found.offset is None else 0.05  # rough values may jump by 1e-3
     shift = size if branch == "uninformed" else -size
@@ -206,7 +203,7 @@ def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str, 
     other = overlap_at(problem, nearby)[1]
     response = np.abs(np.diagonal(V - other)) / size
     # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
-    movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q) - bottom))
+    movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q - prior_moments(problem)[1])))
     left = min(found.residual, 1.0)
     error = response * found.relative + movable * left * 10 + overlap_error_at(problem, found.qhat) * np.diagonal(V)
     ratio_error = np.full(len(V), alpha * (found.relative + left))
@@ -227,32 +224,26 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
 
     step_at = Recursion(problem, alpha).step
 
-    def lowest(step: Host) -> float:
-        return float(np.linalg.eigvalsh(step)[0])
-
-    def growth_on_the_way(first: Host, last: Host, share: float) -> float:
-        return lowest(step_at(first + share * (last - first)))
+    def growth_on_the_way(share: float, first: Host, last: Host) -> float:
+        return float(np.linalg.eigvalsh(step_at(first + share * (last - first)))[0])
 
     x = symmetric_logarithm(start)
-    step = step_at(x)
     path: list[tuple[Host, float]] = []
     while True:
-        slowest = lowest(step)
+        step = step_at(x)
+        slowest, *_, fastest = np.linalg.eigvalsh(step).tolist()
         if not slowest > 0:
             return exponential(path[-1][0] if path else x)
         path = [*path[-2:], (x, slowest)]
         if len(path) == 3 and path[1][1] < min(path[0][1], path[2][1]):
-            first, last = path[0][0], path[2][0]
-            found = minimize_scalar(partial(growth_on_the_way, first, last), bounds=(0, 1), method="bounded")
-            if found.fun <= 0:
-                return exponential(first)
-        fastest = float(np.linalg.eigvalsh(step)[-1])
+            ends = path[0][0], path[2][0]
+            if minimize_scalar(growth_on_the_way, args=ends, bounds=(0, 1), method="bounded").fun <= 0:
+                return exponential(ends[0])
         linear = max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1)) < 0.1
         known = np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
         if (linear and known) or np.diagonal(x).min() > 2 * np.log(INFORMED):
             return None
         x = x + step * max(1.0, WALK / fastest)
-        step = step_at(x)
 
 
 def _perfect(problem: Problem, alpha: float, branch: str) -> Solved:
@@ -276,8 +267,7 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
         found = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng)
         moment: Any = checked_posterior(found, z, second_moment=True).second_moment
         G: Any = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)
-        for c in range(sites):
-            G[:, :, c, :, c] -= inverse
+        G[:, :, range(sites), :, range(sites)] -= inverse
         samples.append(np.einsum("nakcl,nbkdl->nabcd", G, G).reshape(points, -1))
         controls.append(np.einsum("npcqc->npq", G).reshape(points, -1))
     value, error = controlled_mean(samples, controls)

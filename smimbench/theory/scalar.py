@@ -142,12 +142,15 @@ class ScalarCurve(Curve):
         """alpha(Qhat); between the nodes of a sampled curve interpolated."""
         if not self.sampled:
             return self.alpha_of(log_qhat)[0]
+        curve = self._interpolant
+        return np.exp(curve(np.clip(log_qhat, curve.x[0], curve.x[-1])))
+
+    @cached_property
+    def _interpolant(self) -> Any:
         from scipy.interpolate import PchipInterpolator
 
         finite = np.isfinite(self.alpha)
-        nodes = self.nodes[finite]
-        curve = PchipInterpolator(nodes, np.log(self.alpha[finite]))
-        return np.exp(curve(np.clip(log_qhat, nodes[0], nodes[-1])))
+        return PchipInterpolator(self.nodes[finite], np.log(self.alpha[finite]))
 
     @cached_property
     def _along(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -315,14 +318,13 @@ class ScalarCurve(Curve):
         0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
         something from the beginning, so that learning starts smoothly at alpha = 0.
         """
-        info, start = self._at_bottom, self._critical_information()
-        if start > 0:  # the overlap stays at its lowest value up to a finite Qhat (small-width limit)
-            value = start / (self.kappa * info.value)
+        info, ratios = self._at_bottom, ComponentRatios(self.problem)
+        if ratios.critical[0] > 0:  # the overlap stays at its lowest value up to a finite Qhat (small-width limit)
+            value = ratios.critical[0] / (self.kappa * info.value)
             return Threshold(float(value), float(value * info.error / info.value))
         if info.value > max(NOTHING, 3 * info.error):
             return None if self.bottom > 0 else Threshold(0.0, 0.0)
         if self.bottom == 0 and self.problem.channel.susceptibility is not None:
-            ratios = ComponentRatios(self.problem)
             log_ratio, error = ratios.log_ratios(np.zeros(1), [])
             value = float(np.exp(log_ratio[0]))
             return Threshold(value, value * float(error[0] + ratios.response_error[0])) if np.isfinite(value) else None
@@ -336,16 +338,6 @@ class ScalarCurve(Curve):
         """Relative error of small overlaps, and of an alpha that goes with them: they are differences of numbers of order 1."""
         gained = np.maximum(self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny)
         return 4 * np.finfo(float).eps * self.second / gained
-
-    def _critical_information(self) -> float:
-        """Largest Qhat at which the overlap still has its lowest value."""
-        stuck = np.flatnonzero(self._overlap(self.nodes)[0] <= self.bottom)
-        if not len(stuck) or self._overlap(np.log(0.5))[0] > self.bottom:
-            return 0.0
-        from scipy.optimize import brentq
-
-        ends = self.nodes[stuck[-1] : stuck[-1] + 2]
-        return float(np.exp(brentq(lambda x: 1 - 2 * float(self._overlap(x)[0] <= self.bottom), *ends, xtol=1e-15)))
 
     def perfect_limit(self) -> Threshold | None:
         """Limit of alpha as the error goes to 0: where V = 0 becomes stable. None where the error never vanishes."""

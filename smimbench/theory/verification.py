@@ -250,44 +250,36 @@ class _PointByDraws:
         found = []
         for source, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
             for a, b in pairs:
-                quantity, component = (
-                    (f"{name} ({source})", a) if a == b else (f"{name} {a + 1}{b + 1} ({source})", None)
-                )
+                entry, component = ("", a) if a == b else (f" {a + 1}{b + 1}", None)
+                carried = min(effective_sample_size(samples[:, c, c]) for c in (a, b))
+                own_error = stated / math.sqrt(self.V[a, a] * self.V[b, b])
                 found.append(
                     _check(
-                        quantity, component, printed[a, b], error[a, b], samples[:, a, b], scale,
-                        stated / math.sqrt(self.V[a, a] * self.V[b, b]),
-                        effective=min(effective_sample_size(samples[:, c, c]) for c in (a, b)),
+                        f"{name}{entry} ({source})", component, printed[a, b], error[a, b], samples[:, a, b],
+                        scale, own_error, effective=carried,
                     )
                 )  # fmt: skip
         return found
 
     def _fixed_point(self) -> list[Check]:
-        drawn = self.draw(self.Q, self.V, self.draws)
-        pairs = [(a, a) for a in self.learned]
-        if np.abs(self.qhat - np.diag(np.diagonal(self.qhat))).max() > 1e-6 * np.diagonal(self.qhat).max():
-            pairs += [(a, b) for a in self.learned for b in self.learned if a < b]
+        drawn, n = self.draw(self.Q, self.V, self.draws), len(self.learned)
+        diagonal = np.diagonal(self.qhat)
+        mixed = np.abs(self.qhat - np.diag(diagonal)).max() > 1e-6 * diagonal.max()
+        rows, columns = np.triu_indices(n) if mixed else (np.arange(n), np.arange(n))
         relative = np.array([self._error("alpha", a) / self.alpha for a in range(len(self.V))])
-        size = np.sqrt(np.diagonal(self.qhat))
-        error = np.maximum.outer(relative, relative) * np.outer(size, size)
-        return self.both_means("Qhat", self.qhat, error, self.scale, drawn, pairs) + self._newton(drawn[0], pairs)
-
-    def _newton(self, own: Host, pairs: list[tuple[int, int]]) -> list[Check]:
-        """Error of the fixed point at the printed sample ratio: a Newton step in the entries of log Qhat."""
-        learned, kept = self.learned, np.ix_(self.learned, self.learned)
-
-        def carried(samples: Host) -> float:
-            return float(min(effective_sample_size(samples[:, a, a]) for a in learned))
-
-        if carried(own) < FEWEST_EFFECTIVE:
-            return []  # a step from means that are not known leads nowhere; that they are not, their own rows say
-        rows, columns = np.array([[learned.index(a) for a in pair] for pair in pairs]).T
-        log = symmetric_logarithm(self.qhat[kept])
+        error = np.maximum.outer(relative, relative) * np.sqrt(np.outer(diagonal, diagonal))
+        pairs = [(self.learned[a], self.learned[b]) for a, b in zip(rows, columns)]
+        found = self.both_means("Qhat", self.qhat, error, self.scale, drawn, pairs)
+        kept = np.ix_(self.learned, self.learned)
+        own = np.stack([sample[kept] for sample in drawn[0]])
+        # Means that are not known lead nowhere; that they are not, their own rows say. The derivative may be noisier.
+        few, all_draws = (min(effective_sample_size(np.diagonal(part, axis1=1, axis2=2))) for part in (own[::4], own))
+        if all_draws < FEWEST_EFFECTIVE:
+            return found
+        count = max(len(own[::4]) if few >= FEWEST_EFFECTIVE else len(own), FEWEST_DRAWS)
         # Only the diagonal is asked where labels do not see signs: sampled entries off it are noise.
-        mask = np.ones_like(log) if len(pairs) > len(learned) else np.eye(len(log))
-        mean = mask * own.mean(0)[kept]
-        part = own[::4]  # the derivative may be noisier
-        count = max(len(part) if carried(part) >= FEWEST_EFFECTIVE else len(own), FEWEST_DRAWS)
+        mask = np.ones((n, n)) if mixed else np.eye(n)
+        mean, log = mask * own.mean(0), symmetric_logarithm(self.qhat[kept])
 
         def filled(values: Host) -> Host:
             """The symmetric matrix with these entries."""
@@ -301,27 +293,25 @@ class _PointByDraws:
             qhat[kept] = spectral_function(log + filled(step), np.exp)
             return overlap_at(self.problem, qhat)
 
-        def logarithm(change: Host) -> Host:
-            return np.asarray(symmetric_logarithm(mean + filled(change))[rows, columns])
-
         def image(step: Host) -> Host:
             drawn = self.draw(*moved(step), count)[0]
-            return np.asarray(symmetric_logarithm(mask * drawn.mean(0)[kept])[rows, columns])
+            return symmetric_logarithm(mask * drawn.mean(0)[kept])
 
-        equal = np.ones(len(pairs))
-        jacobian = _derivative(image, STEP * equal) - np.eye(len(pairs))
-        residual = symmetric_logarithm(self.scale * mean)[rows, columns] - log[rows, columns]
-        step = -np.linalg.lstsq(jacobian, residual, rcond=None)[0]
-        # How the residual follows the entries of the information, to first order.
-        covariance = np.atleast_2d(np.cov(np.stack([own[:, a, b] for a, b in pairs], axis=1), rowvar=False)) / len(own)
+        # A Newton step in the entries of log Qhat, and how it follows those of the information, to first order.
+        one = np.ones(len(rows))
+        jacobian = _derivative(lambda step: image(step)[rows, columns], STEP * one) - np.diag(one)
+        residual = symmetric_logarithm(self.scale * mean) - log
         sizes = 1e-4 * np.sqrt(np.diagonal(mean)[rows] * np.diagonal(mean)[columns])
-        response = np.linalg.lstsq(jacobian, _derivative(logarithm, sizes), rcond=None)[0]
-        slopes = _derivative(lambda step: np.diagonal(moved(step)[1]), 1e-4 * equal)
-        long = float(np.abs(step).max()) > 1
-        drawn = np.diagonal(self.V) + slopes @ step if long else np.diagonal(moved(step)[1])
-        sem = np.sqrt(np.einsum("ak,kl,al->a", slopes, response @ covariance @ response.T, slopes))
-        return [
-            Check("MSE", a, float(self.mse[a]), self._error("mse", a), float(drawn[a]), float(sem[a])) for a in learned
+        follows = _derivative(lambda change: symmetric_logarithm(mean + filled(change))[rows, columns], sizes)
+        slopes = _derivative(lambda step: np.diagonal(moved(step)[1]), 1e-4 * one)
+        response = (
+            slopes @ np.linalg.lstsq(jacobian, np.column_stack([residual[rows, columns], follows]), rcond=None)[0]
+        )
+        covariance = np.atleast_2d(np.cov(own[:, rows, columns], rowvar=False)) / len(own)
+        moves, sems = response[:, 0], np.sqrt(np.einsum("ak,kl,al->a", response[:, 1:], covariance, response[:, 1:]))
+        return found + [
+            Check("MSE", a, float(self.mse[a]), self._error("mse", a), float(self.V[a, a] - moves[a]), float(sems[a]))
+            for a in self.learned
         ]
 
     def _unlearned(self) -> list[Check]:
@@ -330,7 +320,8 @@ class _PointByDraws:
         if not rest or np.abs(self.Q[np.ix_(rest, rest)] - self.bottom[np.ix_(rest, rest)]).max() > NOTHING:
             return []
         ratios = ComponentRatios(self.problem)
-        held, waiting = ([a for a in rest if (ratios.critical[a] > 0) is held] for held in (np.True_, np.False_))
+        held = [a for a in rest if ratios.critical[a] > 0]
+        waiting = [a for a in rest if ratios.critical[a] == 0]
         found = []
         if held:
             own, _, bias = self.draw(self.Q, self.V, self.draws)

@@ -10,7 +10,7 @@ from smimbench_algorithms.ridge import Ridge
 from smimbench_algorithms.spectral.algorithm import Spectral
 
 from smimbench.interfaces import Conditions
-from smimbench.theory.own import own_theory
+from smimbench.theory.limit import own_theory
 from tests.helpers import attention, run_once, sequence
 
 LINE, PROBIT = sequence("linear", noise=0.3), sequence("probit", noise=0.5)

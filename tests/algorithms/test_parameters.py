@@ -15,7 +15,7 @@ from smimbench_algorithms.sgd import Sgd
 from smimbench_algorithms.spectral.algorithm import Spectral
 
 from smimbench.interfaces import Channel, Conditions, ParameterError
-from smimbench.theory.own import own_theory
+from smimbench.theory.limit import own_theory
 from tests.helpers import attention, sequence
 
 BAD = [

@@ -13,10 +13,10 @@ from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Channel, Posterior, Uncertain
 from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
-from smimbench.theory.coupled import free_entropy_between, linear_response, sweep
+from smimbench.theory.coupled import free_entropy_between, linear_response
+from smimbench.theory.curve import perfect_limit
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.information import information_at, overlap_at
-from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.predictions import competing, thresholds
 from smimbench.theory.scalar import ScalarCurve
 
@@ -339,15 +339,6 @@ def test_sampled_moments_agree_with_closed_forms(q):
     assert abs(information.value[0, 1]) < 4 * information.error[0, 1] + 1e-12
 
 
-def test_susceptibility_is_the_slope_of_the_information():
-    # A mixed pair as well: E sum G_a G_b, here without correlation between the directions.
-    Q, V = np.diag([0.0, 0.5]), np.diag([1.0, 0.5])
-    slope = sampled_moments(Sampled(), 2, Q, V)[1].value[0, 0]
-    small = np.diag([1e-3, 0.5])
-    information = sampled_moments(Sampled(), 2, small, np.eye(2) - small)[0]
-    assert information.value[0, 0] / 1e-3 == pytest.approx(slope, rel=0.05)
-
-
 def test_thresholds_from_a_posterior_alone():
     found = Continuation(Problem(Sampled(), 2, 2))
     found.follow_bifurcations()
@@ -408,12 +399,3 @@ def iterate(problem, alpha, start):
         if np.abs(Q - before).max() <= 1e-9:
             break
     return V
-
-
-def test_sweeps_agree_with_plain_iteration():
-    problem = Problem(Mixed(NOISES[1]), 2, 2)
-    for branch, start in (("uninformed", 1e-6), ("informed", 1e8)):
-        for prediction, found in sweep(problem, [0.6, 0.2], branch):
-            plain = iterate(problem, prediction.alpha, start)
-            np.testing.assert_allclose(prediction.V, plain, atol=1e-7)
-            np.testing.assert_allclose(np.linalg.inv(np.eye(2) + found.qhat), plain, atol=1e-6)

@@ -12,12 +12,13 @@ from smimbench_channels.sequence.linear import SequenceLinear
 from smimbench_channels.sequence.perceptron import Probit
 from smimbench_priors.gaussian import Gaussian
 
-from smimbench.interfaces import Channel, Overlap, Posterior, Prior, Uncertain
+from smimbench.interfaces import Channel, Overlap, Prior, Uncertain
+from smimbench.theory.curve import perfect_limit
 from smimbench.theory.fixed_point_curve import fixed_point_curve
-from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.predictions import competing, thresholds
-from smimbench.theory.scalar import resolved, turns
+from smimbench.theory.scalar import turns
 from smimbench.theory.types import Prediction, Threshold
+from tests.theory.test_state_evolution import two_point_information
 
 
 class LowRank(Prior):
@@ -65,17 +66,11 @@ class Binary(LowRank):
         return float(np.sum(np.exp(-x * x / 2) * 4 * decay / (1 + decay) ** 2) * h / math.sqrt(2 * math.pi))
 
 
-class Together(Prior):
+class Together(LowRank):
     """Independent components with the same prior."""
 
     def __init__(self, prior):
         self.prior = prior
-
-    def second_moment(self, components):
-        return np.eye(components)
-
-    def mean_overlap(self, components):
-        return np.zeros((components, components))
 
     def overlap(self, qhat):
         V = np.vectorize(self.prior.error)(np.minimum(np.diagonal(qhat, axis1=-2, axis2=-1), self.prior.most))
@@ -135,6 +130,16 @@ def linear():
     return SequenceLinear(tokens=1)
 
 
+@pytest.mark.parametrize("q", [0.05, 0.3, 0.7, 0.95])
+def test_phase_retrieval_is_the_two_point_integral_of_one_token(q):
+    found = Modulus().information(np.array([[q]]), np.array([[1 - q]])).value
+    assert float(found[0, 0]) == pytest.approx(two_point_information(q, 1), rel=1e-6)
+
+
+def test_phase_retrieval_has_its_weak_recovery():
+    assert thresholds(Problem(Modulus(), Gaussian()))["weak_recovery"]["value"] == pytest.approx(0.5, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("problem", "begins", "ends"),
     [
@@ -151,6 +156,11 @@ def test_noiseless_equations_are_solved_as_soon_as_there_are_enough(problem, beg
     for name, value in (("spinodal", begins), ("information_theoretic", begins), ("algorithmic", ends)):
         # three digits of the cruder quadratures of this file, beside what is stated
         assert abs(found[name]["value"] - value) < 3 * found[name]["error"] + 6e-5
+    assert found["perfect_recovery"]["value"] == found["algorithmic"]["value"]
+    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(begins, abs=1e-4)
+    (after,) = competing(problem, [1.1 * ends])[0]
+    assert after.branch == "unique"
+    assert float(after.mse[0]) < 1e-6
     inside = begins + 0.2 * (ends - begins)
     best, other = competing(problem, [inside])[0]
     assert (best.branch, other.branch) == ("informed", "uninformed")
@@ -188,64 +198,6 @@ def test_binary_perceptron_has_a_transition_of_its_own():
         optimize.brentq(lead, 1.2, 1.3, xtol=1e-6), abs=2e-5
     )
     assert found["information_theoretic"]["error"] < 1e-6
-
-
-def test_what_is_not_resolved_is_no_part_of_a_curve():
-    log_qhat = np.linspace(0, 40, 161)
-    falling = np.exp(-log_qhat)
-    assert resolved(falling, log_qhat, 1.0) == 161
-    stopped = np.maximum(falling, np.exp(-27.0))
-    kept = resolved(stopped, log_qhat, 1.0)
-    assert 26 <= log_qhat[kept - 1] <= 27.5
-
-
-class ComplexModulus(Channel):
-    """``y = |(z_11 - z_22) + i (z_12 + z_21)|``: phase retrieval of a complex signal, without formulas for the information."""
-
-    components, symmetry = 2, "rotations"
-
-    @staticmethod
-    def product(z):
-        return np.stack([z[:, 0, 0] - z[:, 1, 1], z[:, 0, 1] + z[:, 1, 0]], axis=1)
-
-    def forward(self, z, *, rng=None):
-        return np.linalg.norm(self.product(z), axis=1)
-
-    def posterior(self, y, omega, V, *, second_moment=False, rng=None):
-        at, variance = self.product(omega), V[0, 0] + V[1, 1]
-        size = np.maximum(np.linalg.norm(at, axis=1), 1e-300)
-        kappa = size * y / variance
-        known = (y * special.i1e(kappa) / special.i0e(kappa) / size)[:, None] * at
-        pull = (known - at) / variance
-        a, b, c = V[0, 0], V[1, 1], V[0, 1]
-        gain = np.array([[[a, c], [-c, a]], [[c, b], [-b, c]]])
-        mean = omega + np.einsum("pck,nk->npc", gain, pull)
-        if not second_moment:
-            return Posterior(mean, V)
-        # Given the product, latents are Gaussian; its own covariance comes on top.
-        n, flat = len(y), gain.reshape(4, 2) / variance
-        square = (y * y)[:, None, None]
-        ratio = 1 - 2 / np.maximum(kappa, 1e-9) * special.i1e(kappa) / special.i0e(kappa)
-        unit = at / size[:, None]
-        outer = (
-            square
-            / 2
-            * ((1 - ratio)[:, None, None] * np.eye(2) + 2 * ratio[:, None, None] * unit[:, :, None] * unit[:, None])
-        )
-        own = np.kron(V, np.eye(2)) - variance * flat @ flat.T
-        spread = outer - known[:, :, None] * known[:, None, :]
-        second = own + flat @ spread @ flat.T + mean.reshape(n, 4, 1) * mean.reshape(n, 1, 4)
-        return Posterior(mean, V, second.reshape(n, 2, 2, 2, 2))
-
-
-@pytest.mark.slow
-def test_perfect_recovery_that_is_unstable_is_no_branch():
-    """An error grows there by 2 / alpha a step; from 1e-8 that takes hundreds of steps."""
-    problem = Problem(ComplexModulus(), Gaussian(), 2, 2)
-    below, above = competing(problem, [1.8, 2.4])
-    assert [p.branch for p in below] == ["unique"]
-    assert np.diagonal(below[0].V).min() > 0.02
-    assert not above[0].V.any()
 
 
 def test_none_has_a_reason():

@@ -19,6 +19,7 @@ from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 
 from smimbench import Problem
+from smimbench.cli.main import main
 from smimbench.interfaces import Denoised, Overlap, Uncertain
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import Entry, get_registry
@@ -31,28 +32,22 @@ LOW = {"name": "sequence-multi-index", "tokens": 2}
 MATRICES = {"name": "attention-indexed", "tokens": 2}
 
 
-class Strangers:
-    """A registry in which some classes come from another package."""
+def problem_of(model, channel, prior="gaussian", rho=0.5, **parameters):
+    """A problem whose channel or prior, if it is a class, came with another package."""
+    strangers = {kind: item for kind, item in (("channel", channel), ("prior", prior)) if isinstance(item, type)}
 
-    def __init__(self, **items):
-        self.items = items
+    class Registry:
+        entries = staticmethod(get_registry().entries)
 
-    def get(self, kind, name, model=None):
-        if kind in self.items:
-            return Entry(kind, name, self.items[kind], "strangers")
-        return get_registry().get(kind, name, model)
+        @staticmethod
+        def get(kind, name, model=None):
+            if kind in strangers:
+                return Entry(kind, name, strangers[kind], "strangers")
+            return get_registry().get(kind, name, model)
 
-    def entries(self, kind=None):
-        return get_registry().entries(kind)
-
-
-def problem_of(model, channel, prior):
-    """A problem whose channel or prior, if it is a class, belongs to somebody else."""
-    own = {kind: item for kind, item in (("channel", channel), ("prior", prior)) if isinstance(item, type)}
-    tables = [{"name": item.name if isinstance(item, type) else item} for item in (channel, prior)]
-    if model is MATRICES:
-        tables[1]["rho"] = 0.5
-    return Problem(model, *tables, registry=Strangers(**own))
+    channel, prior = ({"name": getattr(item, "name", item)} for item in (channel, prior))
+    width = {"rho": rho} if model is MATRICES else {}
+    return Problem(model, channel | parameters, prior | width, registry=Registry())
 
 
 def channel_with(base, change):
@@ -165,14 +160,6 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("change", CHANNELS.values(), ids=CHANNELS)
-@pytest.mark.parametrize("base", [SequenceLinear, SequenceSoftmax], ids=["linear", "softmax"])
-def test_a_wrong_posterior_gives_no_curve(base, change):
-    problem = problem_of(LOW, channel_with(base, change), "gaussian")
-    with pytest.raises(ProblemError, match=rf"channel '{base.name}': .*smimbench check"):
-        TheoryCache().points(problem, [0.7])
-
-
 def information_of(change):
     class Mutant(SequenceLinear):
         def information(self, Q, V):
@@ -192,14 +179,12 @@ INFORMATION = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "said"), INFORMATION.values(), ids=INFORMATION)
-def test_a_wrong_formula_of_the_information_gives_no_curve(change, said, monkeypatch):
-    monkeypatch.setattr(consistency, "REPORTED_SECONDS", 100.0)  # all points are tested, on any machine
-    problem = Problem(
-        LOW, {"name": "linear", "noise": 0.2}, "gaussian", registry=Strangers(channel=information_of(change))
-    )
-    with pytest.raises(ProblemError, match=f"channel 'linear': .*{said}"):
-        TheoryCache().points(problem, np.linspace(0.02, 0.6, 9))
+def predicting(change):
+    class Mutant(Probit):
+        def generalization_error(self, Q, V):
+            return change(super().generalization_error(Q, V))
+
+    return Mutant
 
 
 PREDICTIONS = {
@@ -209,24 +194,6 @@ PREDICTIONS = {
     "a number": (lambda f: 0.3, "must return a smimbench.Uncertain"),
     "not a number": (lambda f: {**f, "bayes": f["bayes"]._replace(value=float("nan"))}, "must be finite numbers"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "said"), PREDICTIONS.values(), ids=PREDICTIONS)
-def test_a_wrong_formula_of_errors_of_prediction_gives_no_curve(change, said):
-    class Mutant(Probit):
-        def generalization_error(self, Q, V):
-            return change(super().generalization_error(Q, V))
-
-    problem = Problem(LOW, {"name": "probit", "noise": 0.2}, "gaussian", registry=Strangers(channel=Mutant))
-    with pytest.raises(ProblemError, match=f"channel 'probit': generalization_error .*{said}"):
-        TheoryCache().points(problem, [0.5])
-
-
-def test_a_right_formula_of_the_information_passes():
-    problem = Problem(
-        LOW, {"name": "linear", "noise": 0.2}, "gaussian", registry=Strangers(channel=information_of(lambda f, V: f))
-    )
-    assert len(TheoryCache().points(problem, np.linspace(0.02, 0.6, 9))) == 9
 
 
 class Coin(Gaussian):
@@ -250,72 +217,77 @@ class Coin(Gaussian):
         return Overlap(Q, 1 - Q)
 
 
-def noisy(prior):
-    return Problem(LOW, {"name": "linear", "noise": 0.3}, "gaussian", registry=Strangers(prior=prior))
+COINS = [
+    ({"factor": 1.05}, "is not the mean of the law"),
+    ({"factor": 0.95}, "is not the mean of the law"),
+    ({"bias": 0.55}, "not the mean of the signal"),
+    ({"hole": 1.1}, "overlap at Qhat.* where draws give|cannot be below 0"),
+    ({"hole": 0.97}, "overlap at Qhat.* where draws give"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"factor": 1.05}, "is not the mean of the law"),
-        ({"factor": 0.95}, "is not the mean of the law"),
-        ({"bias": 0.55}, "not the mean of the signal"),
-        ({"hole": 1.1}, "overlap at Qhat.* where draws give|cannot be below 0"),
-        ({"hole": 0.97}, "overlap at Qhat.* where draws give"),
-    ],
-    ids=str,
-)
-def test_a_coin_that_is_misread_gives_no_curve(change, said, monkeypatch):
-    monkeypatch.setattr(consistency._PriorTest, "seconds", 100.0)  # as many draws as the test may take, on any machine
-    problem = noisy(type("Wrong", (Coin,), change))
+def raises(self, *arguments, **options):
+    raise RuntimeError("two\nlines")
+
+
+def refused():
+    """Problems, sample ratios and what is said of them."""
+    for base, (name, change) in itertools.product((SequenceLinear, SequenceSoftmax), CHANNELS.items()):
+        said = f"channel '{base.name}': .*smimbench check"
+        yield pytest.param(problem_of(LOW, channel_with(base, change)), [0.7], said, id=f"{base.name}, {name}")
+    for name, (change, said) in INFORMATION.items():
+        problem = problem_of(LOW, information_of(change), noise=0.2)
+        yield pytest.param(problem, np.linspace(0.02, 0.6, 9), f"channel 'linear': .*{said}", id=f"information {name}")
+    for name, (change, said) in PREDICTIONS.items():
+        said = f"channel 'probit': generalization_error .*{said}"
+        yield pytest.param(problem_of(LOW, predicting(change), noise=0.2), [0.5], said, id=f"predictions {name}")
+    for change, said in COINS:
+        problem = problem_of(LOW, "linear", type("Wrong", (Coin,), change), noise=0.3)
+        yield pytest.param(problem, np.linspace(0.1, 3.0, 12), said, id=f"coin {change}")
+    for method in ("sample", "denoise", "overlap"):
+        said = f"prior 'gaussian': {method} raised RuntimeError: two lines; no theory"
+        problem = problem_of(LOW, "linear", type("Wrong", (Coin,), {method: raises}), noise=0.3)
+        yield pytest.param(problem, [0.4], said, id=f"{method} raises")
+    for (base, model), (name, change) in itertools.product(((Gaussian, LOW), (Wishart, MATRICES)), PRIORS.items()):
+        said = f"prior '{base.name}': .*smimbench check"
+        problem = problem_of(model, "linear", prior_with(base, **change))
+        yield pytest.param(problem, [0.4], said, id=f"{base.name}, {name}")
+
+
+@pytest.mark.parametrize(("problem", "alphas", "said"), list(refused()))
+def test_what_contradicts_itself_gives_no_curve(problem, alphas, said, monkeypatch):
+    if len(alphas) > 1:  # as many draws and points as tests may take, on any machine
+        monkeypatch.setattr(consistency, "REPORTED_SECONDS", 100.0)
+        monkeypatch.setattr(consistency._PriorTest, "seconds", 100.0)
     with pytest.raises(ProblemError, match=said):
-        TheoryCache().points(problem, np.linspace(0.1, 3.0, 12))
-
-
-def test_a_fair_coin_passes():
-    TheoryCache().points(noisy(Coin), np.linspace(0.1, 3.0, 12))
-
-
-@pytest.mark.parametrize("method", ["sample", "denoise", "overlap"])
-def test_what_an_item_raises_is_one_line(method):
-    def raises(self, *arguments, **options):
-        raise RuntimeError("two\nlines")
-
-    problem = noisy(type("Wrong", (Coin,), {method: raises}))
-    with pytest.raises(ProblemError, match=f"prior 'gaussian': {method} raised RuntimeError: two lines; no theory"):
-        TheoryCache().points(problem, [0.4])
+        TheoryCache().points(problem, alphas)
 
 
 def test_thresholds_need_a_second_moment_where_no_sign_is_seen():
     change = channel_with(SequenceSoftmax, lambda f, y, omega, V: f._replace(second_moment=None))
-    problem = Problem(LOW, {"name": "softmax", "layers": 2}, "gaussian", registry=Strangers(channel=change))
     with pytest.raises(ProblemError, match="channel 'softmax': no label sees the sign of a component"):
-        TheoryCache().thresholds(problem)
+        TheoryCache().thresholds(problem_of(LOW, change, layers=2))
 
 
-@pytest.mark.parametrize("change", PRIORS.values(), ids=PRIORS)
-@pytest.mark.parametrize(("base", "model"), [(Gaussian, LOW), (Wishart, MATRICES)], ids=["gaussian", "wishart"])
-def test_a_wrong_prior_gives_no_curve(base, model, change):
-    problem = problem_of(model, "linear", prior_with(base, **change))
-    with pytest.raises(ProblemError, match=rf"prior '{base.name}': .*smimbench check"):
-        TheoryCache().thresholds(problem)
+def test_right_formulas_and_a_fair_coin_pass():
+    for problem, end in (
+        (problem_of(LOW, information_of(lambda f, V: f), noise=0.2), 0.6),
+        (problem_of(LOW, "linear", Coin, noise=0.3), 3.0),
+    ):
+        assert len(TheoryCache().points(problem, np.linspace(0.02, end, 12))) == 12
+
+
+@pytest.mark.parametrize("channel", [SequenceSoftmax, SequenceLinear, Probit, Sign, SequenceHardmax])
+def test_right_vectors_of_others_pass(channel):
+    require_consistent(problem_of(LOW, channel, Gaussian), clock=time.perf_counter)
 
 
 @pytest.mark.parametrize(
-    ("model", "channel", "prior"),
-    [
-        (LOW, SequenceSoftmax, Gaussian),
-        (LOW, SequenceLinear, Gaussian),
-        (LOW, Probit, Gaussian),
-        (LOW, Sign, Gaussian),
-        (LOW, SequenceHardmax, Gaussian),
-        (MATRICES, AttentionSoftmax, Wishart),
-        (MATRICES, AttentionHardmax, Wishart),
-        (MATRICES, AttentionLinear, Wishart),
-    ],
+    ("channel", "rho"),
+    [(AttentionSoftmax, 0.5), (AttentionHardmax, 0.5), (AttentionLinear, 0.05), (AttentionLinear, 3.0)],
 )
-def test_right_items_of_others_pass(model, channel, prior):
-    require_consistent(problem_of(model, channel, prior), clock=time.perf_counter)
+def test_right_matrices_of_others_pass(channel, rho):
+    require_consistent(problem_of(MATRICES, channel, Wishart, rho), clock=time.perf_counter)
 
 
 @pytest.mark.parametrize("name", ["Rademacher", "GaussBernoulli"])
@@ -326,15 +298,6 @@ def test_priors_with_values_of_their_own_pass(monkeypatch, name):
     require_consistent(problem_of(LOW, SequenceLinear, getattr(entries, name)), clock=time.perf_counter)
 
 
-@pytest.mark.parametrize("rho", [0.05, 0.5, 3.0])
-def test_widths_of_the_wishart_prior_pass(rho):
-    class Stranger(Wishart):
-        pass
-
-    problem = Problem(MATRICES, "linear", {"name": "wishart", "rho": rho}, registry=Strangers(prior=Stranger))
-    require_consistent(problem, clock=time.perf_counter)
-
-
 def test_what_ships_is_not_asked(monkeypatch):
     """Its tests are the checks; a user does not wait for them."""
     for test in (consistency._ChannelTest, consistency._PriorTest):
@@ -342,44 +305,9 @@ def test_what_ships_is_not_asked(monkeypatch):
     TheoryCache().points(Problem(LOW, "linear", "gaussian"), [0.7])
 
 
-def test_the_command_line_says_it_in_one_line(tmp_path, capsys):
-    from smimbench.cli.main import main
-
-    plugin = tmp_path / "wrong.py"
-    plugin.write_text(PLUGIN)
-    suite = write_suite(tmp_path, SUITE.replace('"linear"', '"long"'))
-    with pytest.raises(SystemExit) as end:
-        main(["theory", str(suite), "--plugins", str(plugin)])
-    assert end.value.code == 2
-    said = capsys.readouterr()
-    assert not said.out
-    *progress, line = said.err.strip().splitlines()
-    assert all("so far" in one for one in progress)  # on a busy machine
-    assert "channel 'long'" in line
-    assert "smimbench check long" in line
-
-
-def test_nothing_is_run_with_a_channel_that_contradicts_itself(tmp_path, capsys):
-    plugin = tmp_path / "long.py"
-    plugin.write_text(PLUGIN)
-    suite = write_suite(tmp_path, SUITE.replace('"linear"', '"long"'))
-    from smimbench.cli.main import main
-
-    with pytest.raises(SystemExit) as end:
-        main(["run", str(suite), "--plugins", str(plugin), "--results", str(tmp_path / "r"), "--workers", "1"])
-    said = capsys.readouterr()
-    assert (end.value.code, said.out) == (2, "")
-    assert "channel 'long'" in said.err.strip().splitlines()[-1]
-    assert {path.name for path in (tmp_path / "r" / "small").glob("*.json")} <= {"run.json"}
-
-
 PLUGIN = """
 from smimbench import hookimpl
 from smimbench_channels.sequence.linear import SequenceLinear
-from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
-from smimbench_channels.sequence.perceptron import Probit, Sign
-from smimbench_channels.attention.linear import AttentionLinear
-from smimbench_channels.attention.hardmax.channel import AttentionHardmax
 
 
 class Long(SequenceLinear):
@@ -394,3 +322,19 @@ class Long(SequenceLinear):
 def smimbench_register_channels(register):
     register(Long)
 """
+
+
+@pytest.mark.parametrize("command", ["theory", "run"])
+def test_the_command_line_says_it_in_one_line(command, tmp_path, capsys):
+    plugin = tmp_path / "wrong.py"
+    plugin.write_text(PLUGIN)
+    suite = write_suite(tmp_path, SUITE.replace('"linear"', '"long"'))
+    with pytest.raises(SystemExit) as end:
+        main([command, str(suite), "--plugins", str(plugin), "--results", str(tmp_path / "r")])
+    said = capsys.readouterr()
+    assert (end.value.code, said.out) == (2, "")
+    *progress, line = said.err.strip().splitlines()
+    assert command == "run" or all("so far" in one for one in progress)  # on a busy machine
+    assert "channel 'long'" in line
+    assert "smimbench check long" in line
+    assert {path.name for path in (tmp_path / "r" / "small").glob("*.json")} <= {"run.json"}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from smimbench_priors.gaussian import Gaussian
 
 from smimbench.interfaces import Channel, Posterior, Sampling, Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory import component_ratios
+from smimbench.theory.curve_stages import Corrector
 from smimbench.theory.fixed_point_curve import FixedPointCurve
+from tests.theory.test_branches import Problem as Toy
 
 
 class Ellipse(Channel):
@@ -41,14 +43,6 @@ class Ellipse(Channel):
         for c in range(omega.shape[2] if second_moment else 0):
             second[:, :, c, :, c] = np.einsum("npk,nqk,nk->npq", z[:, :, c], z[:, :, c], density[:, c])
         return Posterior(mean, V, second)
-
-
-class Bare:
-    """What the theory needs of a problem."""
-
-    def __init__(self, channel, components, sites):
-        self.channel, self.components, self.prior = channel, components, Gaussian()
-        self.model = type("Model", (), {"sites": sites, "kappa": 1.0})
 
 
 def plain_ratios(problem, Q, V, draws, rng, chunk=10_000):
@@ -83,7 +77,7 @@ def rng():
 
 
 def test_a_channel_that_gives_a_posterior_alone(rng):
-    curve = FixedPointCurve(Bare(Ellipse(), 2, 1))
+    curve = FixedPointCurve(Toy(Ellipse(), 2, 1))
     for alpha, learned in ((0.8, 1), (1.3, 1), (1.5, 2), (1.6, 2)):
         difference, error = compare(curve, alpha, 40_000, rng)
         assert len(difference) == learned
@@ -109,7 +103,7 @@ def test_two_layers_between_their_second_threshold_and_perfect_recovery(rng):
     """Where large corrections were taken to be linear, alpha was off by 4 percent here: 13 stated errors."""
     model, prior = {"name": "sequence-multi-index", "tokens": 2}, {"name": "gaussian"}
     shipped = Problem(model, {"name": "softmax", "layers": 2, "skip": 1.0}, prior).channel
-    curve = FixedPointCurve(Bare(FewerLabels(shipped), 2, 2))
+    curve = FixedPointCurve(Toy(FewerLabels(shipped), 2, 2))
     for alpha in (0.83, 0.9):
         difference, error = compare(curve, alpha, 200_000, rng)
         assert (np.abs(difference) < 4 * error).all()
@@ -161,7 +155,7 @@ class Rough(Interacting):
 
 def on_interacting_curve(channel=None):
     """Where both components are learned: how far their ``log alpha_a`` are from the one asked for, and its stated error."""
-    curve = FixedPointCurve(Bare(channel or Interacting(), 2, 1))
+    curve = FixedPointCurve(Toy(channel or Interacting(), 2, 1))
     shift = 1e-3
     for alpha in np.linspace(0.652, 0.686, 12):
         found = curve.predict([alpha])[0]
@@ -211,7 +205,7 @@ def test_the_error_of_a_bifurcation_counts_what_it_does_to_all_components():
     """With two components learned, errors across the curve shift the third threshold, too."""
     found, stated = [], []
     for signs in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
-        curve = FixedPointCurve(Bare(Shifted(signs), 3, 1))
+        curve = FixedPointCurve(Toy(Shifted(signs), 3, 1))
         curve.follow_bifurcations()
         third = curve.bifurcations[2]
         assert third.component == 2
@@ -220,3 +214,17 @@ def test_the_error_of_a_bifurcation_counts_what_it_does_to_all_components():
     # each error alone moves the threshold; together they make up what is stated
     moved = np.sqrt(((np.array(found[1:]) - found[0]) ** 2).sum())
     assert stated[0] == pytest.approx(moved, rel=0.35)
+
+
+def test_noise_of_a_correction_is_that_of_noisy_sample_ratios():
+    rng = np.random.default_rng(4)
+    corrector = Corrector(SimpleNamespace(sampled=True))
+    moving = [0, 2, 3]
+    slope = rng.standard_normal((4, 4)) + 3 * np.eye(4)
+    tangent = rng.standard_normal(4)
+    tangent[1] = 0.0
+    error = np.array([0.02, 0.5, 0.03, 0.01])
+    steps = [corrector._correction(moving, 1.0 + error * rng.standard_normal(4), slope, tangent) for _ in range(20_000)]
+    found = corrector._noise(moving, error, slope, tangent)
+    np.testing.assert_allclose(found, np.std(steps, axis=0).max(), rtol=0.03)
+    assert corrector._noise([2], error, slope, tangent) == 0.0

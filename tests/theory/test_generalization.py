@@ -25,7 +25,7 @@ def test_the_constant_predictor_is_unbiased_and_its_error_is_honest(monkeypatch)
         monkeypatch.setattr(
             generalization, "normal_points", lambda d, n, what, *i, k=k: original(d, n, f"{what} {k}", *i)
         )
-        found = generalization.generalization_error(TWO_TOKENS, np.array([[0.5]]), np.array([[0.5]]))["constant"]
+        found = generalization.sampled_errors(TWO_TOKENS, np.array([[0.5]]), np.array([[0.5]]))["constant"]
         scores.append((found.value - 0.75) / found.error)
     assert abs(np.mean(scores)) < 4 / np.sqrt(len(scores))
     assert 0.4 < np.std(scores) < 1.6

@@ -8,8 +8,7 @@ import pytest
 import smimbench
 from smimbench.interfaces import Algorithm, AlgorithmPrediction, Conditions, Overlaps
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.theory.limit import aligned, limit_point, scores
-from smimbench.theory.own import BRINGS_NONE, own_theory
+from smimbench.theory.limit import BRINGS_NONE, aligned, limit_point, own_theory, scores
 
 LINEAR = smimbench.Problem(
     {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2, "noise": 0.1}, "gaussian"

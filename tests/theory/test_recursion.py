@@ -9,8 +9,8 @@ from smimbench_algorithms.gamp.theory import information_along
 from smimbench.interfaces import Sampling, Uncertain
 from smimbench.numerics.linalg import symmetric_logarithm
 from smimbench.theory.coupled import sweep
+from smimbench.theory.curve import perfect_limit
 from smimbench.theory.information import information_at, overlap_at
-from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.predictions import competing
 from smimbench.theory.recursion import UNFINISHED, Recursion, exponential
 from tests.theory.test_branches import NOISES, Mixed, Problem, exact_mixed

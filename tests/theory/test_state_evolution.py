@@ -33,13 +33,6 @@ def sequence(tokens=2, channel="softmax", **parameters) -> Problem:
     return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian")
 
 
-def with_channel(channel) -> Problem:
-    """A problem of one token with a channel that is made here."""
-    problem = sequence(1, "linear")
-    problem.channel = channel
-    return problem
-
-
 def point(problem: Problem, alpha: float):
     """The prediction that the package puts first."""
     return ScalarCurve(problem).competing([alpha])[0][0]
@@ -237,15 +230,6 @@ def test_a_known_value():
     assert float(point(sequence(2), 0.3).Q[0, 0]) == pytest.approx(0.26801, abs=6e-6)
 
 
-def test_the_fixed_point_iteration_agrees():
-    """What GAMP does, in one dimension: iterate both maps."""
-    q, alpha = 0.25, 0.3
-    for _ in range(55):
-        qhat = alpha * two_point_information(q, 2)
-        q = qhat / (1 + qhat)
-    assert float(point(sequence(2), alpha).Q[0, 0]) == pytest.approx(q, abs=1e-6)
-
-
 # -- the fallback: channels without a closed form -----------------------------------------------------------------
 
 
@@ -322,69 +306,6 @@ def test_a_curve_that_was_sampled_says_so_and_holds_its_error():
 # -- two branches -------------------------------------------------------------------------------------------------
 
 
-class Modulus(Channel):
-    """``y = |z|`` with one token: real phase retrieval, the textbook case of a hard phase."""
-
-    name = "modulus"
-    symmetry = "signs"
-    components = 1
-
-    def __init__(self):
-        # E_x of tanh^2(s^2 + s x) and of its complement, once on a fine grid; both are smooth in log s.
-        log_s = np.linspace(math.log(1e-9), math.log(60), 6001)
-        x = np.linspace(-11, 11, 1601)
-        weight = np.exp(-x * x / 2) * (x[1] - x[0]) / math.sqrt(2 * math.pi)
-        argument = np.exp(log_s)[:, None] ** 2 + np.exp(log_s)[:, None] * x
-        self.log_s = log_s
-        self.known = np.tanh(argument) ** 2 @ weight
-        self.unknown = 1 / np.cosh(np.clip(argument, -300, 300)) ** 2 @ weight
-
-    def information(self, Q, V):
-        q, v = Q[..., 0, 0], V[..., 0, 0]
-        s = np.exp(self.log_s)
-        step = self.log_s[1] - self.log_s[0]
-        r = s * np.sqrt(v / np.maximum(q, 1e-30))[..., None]
-        r = np.minimum(r, 1e3)  # the density is 0 there long since
-        measure = r**3 * np.sqrt(2 / math.pi) * np.exp(-(r**2) / 2) * step
-        low = ((measure * self.known).sum(-1) - q) / v**2
-        high = (v - (measure * self.unknown).sum(-1)) / v**2
-        value = np.where(q < 0.5, low, high)
-        return Uncertain(np.where(q > 0, value, 0.0)[..., None, None], 0.0, "quadrature")
-
-
-@pytest.fixture(scope="module")
-def phase_retrieval() -> Problem:
-    return with_channel(Modulus())
-
-
-def test_the_reference_of_phase_retrieval_is_the_two_point_integral(phase_retrieval):
-    for q in (0.05, 0.3, 0.7, 0.95):
-        found = phase_retrieval.channel.information(np.array([[q]]), np.array([[1 - q]]))
-        assert float(found.value[0, 0]) == pytest.approx(two_point_information(q, 1), rel=1e-6)
-
-
-def test_phase_retrieval_has_its_hard_phase(phase_retrieval):
-    found = thresholds(phase_retrieval)
-    assert found["weak_recovery"]["value"] == pytest.approx(0.5, abs=1e-5)
-    low, high = found["hard_phase"]
-    assert low == pytest.approx(1.0, abs=1e-4)
-    assert high == pytest.approx(1.1285, abs=1e-4)
-    assert found["perfect_recovery"]["value"] == pytest.approx(high)
-    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(1.0, abs=1e-4)
-
-
-def test_inside_the_hard_phase_both_branches_are_there_and_the_informed_one_is_optimal(phase_retrieval):
-    curve = ScalarCurve(phase_retrieval)
-    before, inside, after = curve.competing([0.9, 1.06, 1.2])
-    assert [p.branch for p in before] == ["unique"]
-    assert [p.branch for p in after] == ["unique"]
-    assert [p.branch for p in inside] == ["informed", "uninformed"]
-    assert float(inside[0].mse[0]) == 0
-    assert float(inside[1].mse[0]) > 0.05
-    assert inside[0].free_entropy > inside[1].free_entropy
-    assert float(after[0].mse[0]) < 1e-6
-
-
 class Cubic(Channel):
     """Not a channel but an information with a closed-form potential: ``I(Q) = a + b Q^2``, so that alpha(Q) is S-shaped."""
 
@@ -404,7 +325,9 @@ class Cubic(Channel):
 
 @pytest.fixture(scope="module")
 def s_shaped() -> Problem:
-    return with_channel(Cubic())
+    problem = sequence(1, "linear")
+    problem.channel = Cubic()
+    return problem
 
 
 def test_branches_and_their_free_entropies_follow_the_potential(s_shaped):

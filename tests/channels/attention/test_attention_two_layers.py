@@ -12,8 +12,8 @@ from smimbench_channels.attention.softmax.two_layers import TwoLayerAttention
 from smimbench.backend.arrays import to_host
 from smimbench.problem.problem import Problem
 from smimbench.theory.coupled import sweep
+from smimbench.theory.curve import perfect_limit
 from smimbench.theory.information import information_at, overlap_at, prior_moments
-from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.recursion import UNFINISHED
 from tests.conftest import assert_placed
 

@@ -78,6 +78,13 @@ def test_the_error_is_that_of_two_other_derivations():
         assert point.mse == pytest.approx(np.full(2, mse), abs=2e-4)
 
 
+def test_perfect_recovery_that_is_unstable_is_no_branch():
+    """An error grows there by 2 / alpha a step; from 1e-8 that takes hundreds of steps."""
+    (point,) = competing(PROBLEM, [1.8])[0]
+    assert point.branch == "unique"
+    assert point.mse.min() > 0.02
+
+
 def test_a_narrow_pass_decides_between_an_error_and_perfect_recovery():
     """The uninformed branch ends where ``(1/v - 1) / I(v)`` is largest; just above, nothing stops the iteration before 0."""
 
