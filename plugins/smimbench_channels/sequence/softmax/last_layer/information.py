@@ -22,6 +22,7 @@ tests/channels/sequence/test_softmax_last_layer.py.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -72,14 +73,20 @@ class _Case(NamedTuple):
     known: list[int]  # the layer before the last with an overlap, if there is one
     unknown: list[int]  # the others before the last
     blind: bool  # whether the last layer has no overlap
+    informed: list[int]  # layers with an overlap: their information is wanted
+    pairs: list[tuple[int, int]]  # of layers without overlap: their susceptibility is wanted
     labels: int  # of a scramble
 
 
 def case_of(Q: Host, V: Host, skip: float, accuracy: Accuracy) -> _Case:
     """The case of one (Q, V), both (L, L) and diagonal."""
     q, v = np.diagonal(Q), np.diagonal(V)
-    known, unknown = ([int(a) for a in np.flatnonzero(part)] for part in (q[:-1] > 0, q[:-1] == 0))
-    return _Case(skip, q, v, known, unknown, bool(q[-1] == 0.0), accuracy.outer_labels if known else accuracy.labels)
+    informed, free = ([int(a) for a in np.flatnonzero(part)] for part in (q > 0, q == 0))
+    last = len(q) - 1
+    known, unknown = ([a for a in layers if a < last] for layers in (informed, free))
+    pairs = list(itertools.combinations_with_replacement(free, 2))
+    labels = accuracy.outer_labels if known else accuracy.labels
+    return _Case(skip, q, v, known, unknown, last in free, informed, pairs, labels)
 
 
 @by_value(maxsize=512)
@@ -128,7 +135,7 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: Accuracy = ACCURACY) -> Ho
         controls.append(zeros)
     result = np.zeros((4, last + 1, last + 1))
     if np.isfinite(samples).all() and np.isfinite(controls).all():
-        places = [(0, a, a) for a in _informed(case)] + [(2, a, b) for a, b in _pairs(case)]
+        places = [(0, a, a) for a in case.informed] + [(2, a, b) for a, b in case.pairs]
         for (kind, a, b), *both in zip(places, *controlled_mean(samples, controls)):
             result[kind : kind + 2, a, b] = result[kind : kind + 2, b, a] = both
         # nodes, grids and tables: finer ones were seen to change as much as that
@@ -138,17 +145,6 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: Accuracy = ACCURACY) -> Ho
         result[:] = np.nan
     result.flags.writeable = False
     return result
-
-
-def _informed(case: _Case) -> list[int]:
-    """Layers with an overlap: their information is wanted."""
-    return case.known if case.blind else [*case.known, len(case.q) - 1]
-
-
-def _pairs(case: _Case) -> list[tuple[int, int]]:
-    """Pairs of layers without overlap: their susceptibility is wanted."""
-    free = [*case.unknown, len(case.q) - 1] if case.blind else case.unknown
-    return [(a, b) for a in free for b in free if a <= b]
 
 
 class Labels(NamedTuple):
@@ -187,7 +183,7 @@ def posterior_of_labels(case: _Case, tables: Tables, labels: Labels, modes: Know
 
 
 def _averaged_columns(case: _Case, labels: Labels, found: Moments) -> tuple[Host, Host]:
-    """What is averaged, for ``_informed`` and ``_pairs``, and numbers with mean zero; (n, J) and (n, K)."""
+    """What is averaged, for ``informed`` and ``pairs``, and numbers with mean zero; (n, J) and (n, K)."""
     q, v, last = case.q, case.v, len(case.q) - 1
     square = found.square / v[last]
     G = {a: found.unknown[:, k, :3] for k, a in enumerate(case.unknown)}
@@ -199,14 +195,14 @@ def _averaged_columns(case: _Case, labels: Labels, found: Moments) -> tuple[Host
     if case.blind:
         G[last] = np.concatenate([square - 1, found.product[:, None] / v[last]], axis=1)
         zeros.append(found.fourth / v[last] ** 2 - 2 * square.sum(1) - 4)
-    for a in reversed(_informed(case)):
+    for a in reversed(case.informed):
         if a != last:
             shifts[a] = found.known_shift
             zeros.append(found.known_square / v[a] - 2)
         omega = labels.omega[:, a]
         zeros += [(omega * shifts[a]).sum(1), (omega**2).sum(1) - 2 * q[a]]
-    wanted = [(shifts[a] ** 2).sum(1) / v[a] ** 2 for a in _informed(case)]
-    for a, b in _pairs(case):
+    wanted = [(shifts[a] ** 2).sum(1) / v[a] ** 2 for a in case.informed]
+    for a, b in case.pairs:
         both = G[a] * G[b]
         wanted.append((both[:, 0] + both[:, 1] + 2 * both[:, 2]) / ((q[a] + v[a]) * (q[b] + v[b])))
     return np.stack(wanted, axis=-1), np.stack(zeros, axis=-1)

@@ -114,9 +114,7 @@ def _gaussian(square: Host) -> Host:
 
 def _times_factor(amount: Host, factor: Host) -> Host:
     """Products (n, K N) of the amounts (n, K) of the modes with a factor (n, N)."""
-    if amount.shape[1] == 1:
-        return np.asarray(amount * factor)
-    return np.asarray((amount[:, :, None] * factor[:, None, :]).reshape(len(factor), -1))
+    return (amount[:, :, None] * factor[:, None, :]).reshape(len(factor), -1)
 
 
 class KnownLayer(NamedTuple):
