@@ -24,7 +24,6 @@ The scheme is derived, checked by tests/channels/sequence/test_softmax_posterior
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,6 @@ from smimbench.interfaces import Array
 from smimbench_channels.sequence.softmax.compiling import compiled
 
 __all__ = ["TABLE", "host_sums", "kernel"]
-
-Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _FAR = 700.0  # logarithms are cut here, where exp still gives a finite number
 
@@ -161,10 +158,11 @@ NEGLIGIBLE = 1e-4  # columns and pieces below this times the accuracy of the who
 SHARE = 0.2  # part of the error that columns may have; doubled: the same true error, a tenth more reported
 
 
-def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable[..., Any]:
-    """The integral of one sample, handling ``width`` columns at a time, in a table whose rows are ``stride`` apart.
+def kernel(jit, inline, width, stride):
+    """The integral of one sample, compiled by ``jit``, its small parts by ``inline``.
 
-    It is one array with rows at constant places, so that the compiler sees that they do not overlap.
+    It handles ``width`` columns at a time, in a table whose rows are ``stride`` apart: one array with rows at constant places, so
+    that the compiler sees that they do not overlap.
     """
     D, LEFT, STEP, FIRST, SECOND, SLOPE, K2, REST, WEIGHT, OWNER = (row * stride for row in range(10))
     KE, K_E, MORE, LESS, HALF, START = (row * stride for row in range(10, 16))
