@@ -42,6 +42,8 @@ class DescentState(NamedTuple):
     order: Host  # samples of this epoch that are still to be used
     rng: np.random.Generator  # order of the samples, or the stream of fresh ones
     norm: Array | None  # mean square of the estimate's entries, where labels do not determine their scale
+    loss: str
+    total: int  # steps that will be made
     done: int = 0  # steps made
     samples: int = 0  # processed so far, repeated ones counted each time
 
@@ -155,28 +157,26 @@ class Descent(Algorithm):
             order=np.empty(0, dtype=np.int64),
             rng=rng,
             norm=norm,
+            loss=self.loss or fitting_loss(problem),
+            total=int(self.plan(data).steps or 0),
         )
 
     def step(self, problem: Problem, data: Data, state: DescentState) -> tuple[DescentState, Info]:
         """One step; the residual is the relative change of the factor (of the student that moves most)."""
-        xp, total = namespace(state.factor), int(self.plan(data).steps or 0)
+        xp = namespace(state.factor)
         basis: Any = problem.prior.factor
         inputs, targets, order = self._take(problem, data, state)
-        channel, notes = self._channel(problem, state.done / max(total - 1, 1))
+        channel, notes = self._channel(problem, state.done / max(state.total - 1, 1))
         found = loss_gradient(
-            problem,
-            inputs,
-            targets,
-            state.factor,
-            channel=channel,
-            loss=self.loss or fitting_loss(problem),
-            signal=state.signal,
+            problem, inputs, targets, state.factor, channel=channel, loss=state.loss, signal=state.signal
         )
         size, axes = inputs.shape[0], _component_axes(problem, data)
         gradient = found.gradient * self.normalisation(problem, data, size)
         if penalty := self.penalty(data):
             gradient = gradient + penalty * state.factor
-        factor, memory = self.move(state.factor, gradient, state.memory, self._rate(state.done, total), state.done + 1)
+        factor, memory = self.move(
+            state.factor, gradient, state.memory, self._rate(state.done, state.total), state.done + 1
+        )
         if self.spherical:
             factor = _on_sphere(factor, axes)
         new = state._replace(

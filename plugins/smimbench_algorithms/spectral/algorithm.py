@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend import matching, namespace
 from smimbench.interfaces import Algorithm, AlgorithmPrediction, Array, Capabilities, Info, Plan, Start, require
-from smimbench.theory import Prediction, point_document
+from smimbench.theory import Prediction, point_document, prior_moments
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, first_order_theory
 from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory, why_not
@@ -138,7 +138,7 @@ class Spectral(Algorithm):
             overlap, own, V, error = found.cross, found.gram, np.diag(found.mse), found.error
             method = f"Monte Carlo over labels, spectral theory ({kind})"
             more["squared_cosine"] = np.diagonal(found.overlap).tolist()
-            more["squared_cosine_error"] = found.cosine_error.tolist()
+            more["squared_cosine_error"] = (error / np.diagonal(prior_moments(problem)[0])).tolist()
             if found.modes:
                 more["leading_eigenvalues"] = [mode.eigenvalue if mode.found else None for mode in found.modes]
         else:

@@ -141,8 +141,6 @@ class SpectralTheory:
         Of the estimate at its best scale, the second moment for an estimate of zero.
     error : ndarray (P,)
         Standard error of ``mse`` (sampling of the labels).
-    cosine_error : ndarray (P,)
-        The same of the squared cosines: that of ``mse`` in units of the second moment.
     gram : ndarray (P, P)
         ``W_hat W_hat^T / D`` of the estimate.
     cross : ndarray (P, P)
@@ -153,7 +151,6 @@ class SpectralTheory:
     overlap: Host
     mse: Host
     error: Host
-    cosine_error: Host
     gram: Host
     cross: Host
 
@@ -185,7 +182,7 @@ def _cached_theory(keyed: Named[Problem], alpha: float, kind: str, regularisatio
     whole = _solve_modes(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root)
     parts = [_solve_modes(g, basis, alpha, kind, regularisation, root) for g in G]
     error = np.std([part.mse for part in parts], axis=0, ddof=1) / np.sqrt(len(parts))
-    return replace(whole, error=error, cosine_error=error / np.diagonal(root @ root))
+    return replace(whole, error=error)
 
 
 @functools.lru_cache(maxsize=8)
@@ -242,8 +239,7 @@ def _solve_modes(
     gram, cross, second = np.diagonal(own), np.diagonal(known), np.diagonal(root @ root)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = np.where(gram > 0, cross**2 / (gram * second), 0.0)
-    unknown = np.zeros(P)
-    return SpectralTheory(tuple(modes), np.diag(cosine), second - 2 * cross + gram, unknown, unknown, own, known)
+    return SpectralTheory(tuple(modes), np.diag(cosine), second - 2 * cross + gram, np.zeros(P), own, known)
 
 
 def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: float) -> Mode:
