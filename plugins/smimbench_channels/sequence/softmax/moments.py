@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from smimbench.backend import namespace, on_device
 from smimbench.interfaces import Array, Posterior
+from smimbench_channels.batches import shifted_second_moment
 
 __all__ = ["Moments", "moments_of_means"]
 
@@ -30,14 +31,8 @@ class Moments(NamedTuple):
             # sum over equal tokens
             traces = xp.sum(xp.linalg.diagonal(xp.permute_dims(matrix, (0, 1, 3, 2, 4))), axis=-1)
             flat, center = (xp.reshape(a, (n, layers * tokens)) for a in (shift, wide))
-            mixed = center[:, :, None] * flat[:, None, :]
-            whole = (
-                xp.reshape(self.second, (n, layers * tokens, layers * tokens))
-                + mixed
-                + xp.matrix_transpose(mixed)
-                + center[:, :, None] * center[:, None, :]
-            )
-            second_moment = xp.astype(xp.reshape(whole, matrix.shape), omega.dtype)
+            spread = xp.reshape(self.second, (n, layers * tokens, layers * tokens))
+            second_moment = xp.reshape(shifted_second_moment(center, flat, spread, omega.dtype), matrix.shape)
         if on_device(shift):  # one product of all samples: a batch of 2 x 2 ones takes a GPU as long as the inputs do
             rows = xp.reshape(xp.permute_dims(shift, (1, 0, 2)), (layers, -1))
             covariance = (xp.mean(traces, axis=0) - xp.matmul(rows, xp.matrix_transpose(rows)) / n) / tokens
