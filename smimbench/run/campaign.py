@@ -24,7 +24,7 @@ from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import Limits
 from smimbench.run.processes import Claims, in_processes
 from smimbench.run.shards import Shard, cells_of_shard
-from smimbench.run.store import Store, settings_folder, theory_folder
+from smimbench.run.store import Store, asked, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryError
 from smimbench.run.theory_guard import GuardedTheory, is_third_party
 from smimbench.suite.errors import SuiteError
@@ -315,8 +315,7 @@ def shared_document(suite: Suite) -> JsonObject:
         "suite": suite.name,
         "title": suite.title,
         "text": suite.text,
-        "overrides": list(suite.overrides),
-        "only": [f"{k}={v}" for k, v in suite.only],
+        **asked(suite),
         "run": suite.run.model_dump(mode="json"),
         "versions": machine.versions(),
         "machine": machine.machine_info(),

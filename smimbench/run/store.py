@@ -29,7 +29,7 @@ from smimbench.files import StoreError, read_json, sync_folder, unless, write_at
 from smimbench.run.record import FORMAT, SharedDocument, check_model, check_record, digest_of, plain, sealed, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from smimbench.files import JsonObject
     from smimbench.interfaces import Array
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Columns = dict[str, Array]
 
-__all__ = ["Settings", "Store", "options_of", "settings_folder", "settings_of_suite", "settings_under", "theory_folder",
+__all__ = ["Settings", "Store", "asked", "options_of", "settings_folder", "settings_of_suite", "settings_under", "theory_folder",
            "why_none", "words_of"]  # fmt: skip
 
 LONG = 300
@@ -285,33 +285,35 @@ class Settings:
         return words_of(self.shared)
 
 
-def words_of(shared: JsonObject) -> str:
-    """The options that ``run.json`` names, as one would type them."""
-    return _words(shared.get("overrides", []), shared.get("only", []))
+def asked(suite: Suite) -> JsonObject:
+    """What ``--set`` and ``--only`` have made of a suite, as ``run.json`` holds it."""
+    return {"overrides": list(suite.overrides), "only": [f"{key}={value}" for key, value in suite.only]}
 
 
 def options_of(suite: Suite) -> str:
     """The options that made a suite what it is, as one would type them."""
-    return _words(suite.overrides, [f"{key}={value}" for key, value in suite.only])
+    return words_of(asked(suite))
 
 
-def _words(overrides: Sequence[str], only: Sequence[str]) -> str:
-    return " ".join(f"{option} {shlex.quote(text)}" for option, text in _sorted_options(overrides, only))
+def words_of(shared: JsonObject) -> str:
+    """The options that ``run.json`` names, as one would type them."""
+    return " ".join(f"{option} {shlex.quote(text)}" for option, text in _sorted_options(shared))
 
 
-def _sorted_options(overrides: Sequence[str], only: Sequence[str]) -> list[tuple[str, str]]:
+def _sorted_options(shared: JsonObject) -> list[tuple[str, str]]:
     """Options in one order, whatever order they were given in.
 
     Of a key that is set twice the last counts, of what is appended everything.
     """
-    keys = [text.partition("=")[0].strip() for text in overrides]
-    last = {text if key.endswith("+") else key: text for key, text in zip(keys, overrides)}
-    return [("--set", last[key]) for key in sorted(last)] + [("--only", text) for text in sorted(set(only))]
+    keys = [(text.partition("=")[0].strip(), text) for text in shared.get("overrides", [])]
+    last = {text if key.endswith("+") else key: text for key, text in keys}
+    only = sorted(set(shared.get("only", [])))
+    return [("--set", last[key]) for key in sorted(last)] + [("--only", text) for text in only]
 
 
 def settings_folder(suite: Suite, store: Store) -> Path:
     """Where ``run.json`` and the figures of a suite lie that was changed in this way."""
-    given = _sorted_options(suite.overrides, [f"{key}={value}" for key, value in suite.only])
+    given = _sorted_options(asked(suite))
     if not given:
         return store.folder
     text = " ".join(f"{option[2:]} {value}" for option, value in given)
