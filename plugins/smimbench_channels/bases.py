@@ -5,14 +5,15 @@ All raise ParameterError for parameters out of range.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import array_api_compat
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Capabilities, Channel, ParameterError
-from smimbench.interfaces.checks import check_latents, check_whole
-from smimbench.numerics import entry_sites, site_scales
+from smimbench.interfaces.checks import check_whole
+from smimbench.numerics import entry_sites, site_entries, site_scales, site_values
 from smimbench_channels.batches import array_like
 
 if TYPE_CHECKING:
@@ -57,12 +58,19 @@ class AttentionChannel(Channel):
         return array_like(site_scales(self.tokens), like)
 
     def _matrix(self, z: Array) -> Array:
-        """Symmetric h (..., n, T, T) from the latents (..., n, 1, C); ValueError if these have another shape."""
-        check_latents(z, 1, self.sites)
+        """Symmetric h (..., T, T) from the latents (..., C) of a component."""
         xp = namespace(z)
         index = xp.asarray(entry_sites(self.tokens), device=array_api_compat.device(z))
-        h = xp.take(z[..., 0, :] * self._scales(z), index, axis=-1)
-        return xp.reshape(h, (*z.shape[:-2], self.tokens, self.tokens))
+        return xp.reshape(xp.take(z * self._scales(z), index, axis=-1), (*z.shape[:-1], self.tokens, self.tokens))
+
+    def _to_latents(self, gradient: Array) -> Array:
+        """Transpose of ``_matrix``: (..., T, T) to (..., C)."""
+        xp = namespace(gradient)
+        both = gradient + xp.matrix_transpose(gradient)
+        both = xp.reshape(both, (*both.shape[:-2], self.tokens**2))
+        index = xp.asarray(site_entries(self.tokens), device=array_api_compat.device(gradient))
+        # On the diagonal the sum counts its one entry twice: sqrt(2) / 2 there, 1 elsewhere.
+        return xp.take(both, index, axis=-1) * array_like(site_values(self.tokens, math.sqrt(0.5), 1.0), gradient)
 
 
 class SoftmaxChannel(Channel):

@@ -95,7 +95,8 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
 
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
-        return namespace(z).argmax(self._matrix(z), axis=-1)
+        check_latents(z, 1, self.sites)
+        return namespace(z).argmax(self._matrix(z[..., 0, :]), axis=-1)
 
     @property
     def log_partition(self) -> Callable[[Array, Array, Array], Array] | None:  # type: ignore[override]

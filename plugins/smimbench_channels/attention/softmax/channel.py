@@ -12,19 +12,19 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.interfaces import ParameterError, Posterior, Sampling, Uncertain
 from smimbench.interfaces.checks import LARGEST, check_latents, check_number, check_whole
-from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_scales, site_values
+from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_scales
 from smimbench_channels.attention.softmax.two_layers import STEEPEST, TwoLayerAttention
 from smimbench_channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
 from smimbench_channels.batches import array_like, on_host, uncentred, uncertain_like
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.random import Generator
 
     from smimbench.interfaces import Array
 
-__all__ = ["COARSE", "FINE", "AttentionSoftmax", "two_token_errors"]
+__all__ = ["AttentionSoftmax"]
 
 # Labels of two layers for differences of the information. Doubled: 1.6 times the time of one, and seldom an accurate value fewer.
 ROUGH = 1 << 11
@@ -100,7 +100,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """
         if self.layers == 2:
             return self._deep.forward(z)
-        return log_softmax(self.beta * self._matrix(z))
+        check_latents(z, 1, self.sites)
+        return log_softmax(self.beta * self._matrix(z[..., 0, :]))
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
         r"""Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z.
@@ -112,13 +113,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """
         if self.layers == 2:
             return self._deep.vjp(z, cotangent)
-        xp = namespace(z, cotangent)
         rows = softmax_vjp(self.observable(self.forward(z)), cotangent, self.beta)
-        both = rows + xp.matrix_transpose(rows)
-        both = xp.reshape(both, (*both.shape[:-2], self.tokens**2))
-        # On the diagonal the sum counts its one entry twice: sqrt(2) / 2 there, 1 elsewhere.
-        factors = array_like(site_values(self.tokens, math.sqrt(0.5), 1.0), z)
-        return (xp.take(both, self._index(z, site_entries(self.tokens)), axis=-1) * factors)[..., None, :]
+        return self._to_latents(rows)[..., None, :]
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
@@ -215,45 +211,34 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         ``Q`` and ``V`` (..., 1, 1), results (...).
         """
         q, v = (array[..., 0, 0] for array in on_host(Q, V))
-        pairs = list(zip(q.ravel().tolist(), v.ravel().tolist()))
-        values, errors = np.empty((3, len(pairs))), np.empty((3, len(pairs)))
-        for i, (one_q, one_v) in enumerate(pairs):
-            fine = two_token_errors(one_q, one_v, self.beta, FINE)
-            values[:, i] = fine
-            errors[:, i] = np.abs(fine - two_token_errors(one_q, one_v, self.beta, COARSE)) + 1e-14 * fine
-        return {
-            key: uncertain_like(V, values[k].reshape(q.shape), errors[k].reshape(q.shape), "quadrature")
-            for k, key in enumerate(("bayes", "plugin", "constant"))
-        }
-
-    def _index(self, like: Array, positions: Sequence[int]) -> Array:
-        return namespace(like).asarray(positions, device=array_api_compat.device(like))
+        pairs = zip(q.ravel().tolist(), v.ravel().tolist())
+        found = np.array([[_two_token_errors(*pair, self.beta, count) for count in NODES] for pair in pairs])
+        result = {}
+        for key, fine, coarse in zip(("bayes", "plugin", "constant"), found[:, 0].T, found[:, 1].T, strict=True):
+            error = np.abs(fine - coarse) + 1e-14 * fine
+            result[key] = uncertain_like(V, fine.reshape(q.shape), error.reshape(q.shape), "quadrature")
+        return result
 
     def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """The free direction u (C,), and ``z0 - omega`` without its part along u: the information in the label."""
         xp = namespace(y, omega)
-        T, pairs = self.tokens, site_pairs(self.tokens)
+        T, pairs, device = self.tokens, site_pairs(self.tokens), array_api_compat.device(y)
         flat = xp.reshape(y, (*y.shape[:-2], T * T))
-        entry = xp.take(flat, self._index(y, site_entries(T)), axis=-1)
         # The normalisation of row a cancels against that of the last row: h_aT = h_Ta appears in both.
-        row = xp.take(flat, self._index(y, [a * T + T - 1 for a, _ in pairs]), axis=-1)
-        last = xp.take(flat, self._index(y, [(T - 1) * T + a for a, _ in pairs]), axis=-1)
+        places = site_entries(T), [a * T + T - 1 for a, _ in pairs], [(T - 1) * T + a for a, _ in pairs]
+        entry, row, last = (xp.take(flat, xp.asarray(index, device=device), axis=-1) for index in places)
         u = array_like([1 / s for s in site_scales(T)], omega)
         shift = (entry - (row - last)) * (u / self.beta) - omega[..., 0, :]
         along = xp.sum(shift * u, axis=-1, keepdims=True) * (2.0 / T**2)
         return u, (shift - along * u)[..., None, :]
 
 
-# Gauss-Legendre nodes of a panel: the two counts differ by the error, the larger one is the answer. Doubled: errors are
-# rounding already, twice the time.
-COARSE, FINE = 10, 16
-# Range of the standard normal variables, and the distances of the panels from the step of the logistic function, in its widths.
-# Doubled: the range leaves out 1e-19 as it is; coarser panels are wrong by more, and say so.
-_RANGE = 9.0
-_LADDER = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+# Gauss-Legendre nodes of a panel: the first count is the answer, the second gives the error. Doubled: errors are rounding
+# already, twice the time.
+NODES = (16, 10)
 
 
-def two_token_errors(q: float, v: float, beta: float, count: int) -> np.ndarray[Any, Any]:
+def _two_token_errors(q: float, v: float, beta: float, count: int) -> np.ndarray[Any, Any]:
     """Bayes, plug-in and constant error of the two-token label, by ``count`` Gauss-Legendre nodes in each panel.
 
     The formulas are those of ``AttentionSoftmax._two_token_error``.
@@ -287,15 +272,13 @@ def _normal_panels(
     centre: np.ndarray[Any, Any], width: float, scales: list[float], count: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``centre + width x``."""
-    ladder = np.concatenate([s * np.array(_LADDER) for s in scales])
-    ladder = np.concatenate([-ladder, ladder])
-    grid = np.linspace(-_RANGE, _RANGE, 13)
-    edges = np.empty((len(centre), len(ladder) + len(grid)))
-    edges[:, : len(grid)] = grid
-    far = np.where(ladder[None, :] > centre[:, None], _RANGE, -_RANGE)
-    steps = (ladder[None, :] - centre[:, None]) / width if width > 0 else far
-    edges[:, len(grid) :] = np.clip(steps, -_RANGE, _RANGE)
-    edges.sort(axis=1)
+    reach = 9.0  # leaves out 1e-19
+    ladder = np.outer(scales, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)).ravel()  # distances from the step, in its widths
+    distance = np.concatenate([-ladder, ladder]) - centre[:, None]
+    with np.errstate(over="ignore"):
+        steps = distance / width if width > 0 else np.where(distance > 0, reach, -reach)
+    grid = np.broadcast_to(np.linspace(-reach, reach, 13), (len(centre), 13))
+    edges = np.sort(np.concatenate([grid, np.clip(steps, -reach, reach)], axis=1), axis=1)
     nodes, weights = gauss_legendre(count)
     half = np.diff(edges, axis=1)[:, :, None] / 2
     x = edges[:, :-1, None] + half * (1 + nodes)

@@ -14,12 +14,11 @@ from smimbench.interfaces import Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench.numerics import normal_scrambles, symmetric_root
 from smimbench_channels.attention.softmax.weight import ACCURACY, DIRECTIONS, ROOT2, reduced
-from smimbench_channels.bases import SoftmaxChannel, log_softmax, softmax_vjp
+from smimbench_channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
 from smimbench_channels.batches import array_like, identity_like, on_host, uncertain_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from numpy.random import Generator
 
@@ -32,7 +31,7 @@ STEEPEST = 8.0
 
 
 @dataclass(frozen=True)
-class TwoLayerAttention(SoftmaxChannel):
+class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     r"""Softmax of the second layer's indices between the tokens that the first layer has mixed.
 
     .. math::
@@ -68,30 +67,29 @@ class TwoLayerAttention(SoftmaxChannel):
     skip: float = 1.0
     samples: int = 1 << 15
 
+    tokens = 2
+
     def forward(self, z: Array, *, rng: object = None) -> Array:
         """Log-probabilities (..., n, 2, 2) of the latents (..., n, 2, 3)."""
-        check_latents(z, 2, 3)
-        xp = namespace(z)
-        _, mixing, second = self._mixing(xp, z)
-        last = xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
-        return log_softmax(self.beta * last)
+        return log_softmax(self.beta * self._layers(z)[-1])
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
         """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z (..., n, 2, 3)."""
-        check_latents(z, 2, 3)
         xp = namespace(z, cotangent)
-        attention, mixing, second = self._mixing(xp, z)
-        last = xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
+        attention, mixing, second, last = self._layers(z)
         outer = softmax_vjp(xp.exp(log_softmax(self.beta * last)), cotangent, self.beta)
         to_second = xp.matmul(xp.matmul(xp.matrix_transpose(mixing), outer), mixing)
         to_mixing = xp.matmul(xp.matmul(outer + xp.matrix_transpose(outer), mixing), second)
         to_first = softmax_vjp(attention, to_mixing, self.beta)
-        return xp.stack([_to_latents(xp, to_first), _to_latents(xp, to_second)], axis=-2)
+        return xp.stack([self._to_latents(to_first), self._to_latents(to_second)], axis=-2)
 
-    def _mixing(self, xp: ModuleType, z: Array) -> tuple[Array, Array, Array]:
-        """First layer's attention, B and h_2, each (..., n, 2, 2)."""
-        attention = xp.exp(log_softmax(self.beta * _matrix(xp, z[..., 0, :])))
-        return attention, self.skip * identity_like(2, z) + attention, _matrix(xp, z[..., 1, :])
+    def _layers(self, z: Array) -> tuple[Array, Array, Array, Array]:
+        """First layer's attention, B, h_2 and M, each (..., n, 2, 2)."""
+        check_latents(z, 2, 3)
+        xp = namespace(z)
+        attention = xp.exp(log_softmax(self.beta * self._matrix(z[..., 0, :])))
+        mixing, second = self.skip * identity_like(2, z) + attention, self._matrix(z[..., 1, :])
+        return attention, mixing, second, xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
@@ -152,18 +150,6 @@ class TwoLayerAttention(SoftmaxChannel):
         value, error = (np.array([p[k] for p in pairs]).reshape(q.shape) for k in (0, 1))
         method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {samples // ACCURACY.scrambles} Sobol points)"
         return uncertain_like(Q, value, error, method)
-
-
-def _matrix(xp: ModuleType, z: Array) -> Array:
-    """Symmetric h (..., 2, 2) from latents (..., 3)."""
-    first, off, last = ROOT2 * z[..., 0], z[..., 1], ROOT2 * z[..., 2]
-    return xp.stack([xp.stack([first, off], axis=-1), xp.stack([off, last], axis=-1)], axis=-2)
-
-
-def _to_latents(xp: ModuleType, gradient: Array) -> Array:
-    """Transpose of ``_matrix``."""
-    off = gradient[..., 0, 1] + gradient[..., 1, 0]
-    return xp.stack([ROOT2 * gradient[..., 0, 0], off, ROOT2 * gradient[..., 1, 1]], axis=-1)
 
 
 def sampled_information(
