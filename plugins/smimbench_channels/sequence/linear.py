@@ -76,18 +76,17 @@ class SequenceLinear(LinearChannel, SequenceChannel):
             E[z_m] = \omega_m + V (V + \Delta I)^{-1} (y_m - \omega_m), \qquad
             \mathrm{Cov}(z_m) = \Delta V (V + \Delta I)^{-1}.
 
-        ``y`` and ``omega`` (n, P, M), ``V`` (P, P), perhaps singular, ``second_moment`` (n, P, M, P, M); all of them may have
-        an axis of instances in front. ``rng`` is not used.
+        ``y`` and ``omega`` (n, P, M), ``V`` (P, P), perhaps singular, ``second_moment`` (n, P, M, P, M). ``rng`` is not used.
         """
         xp = namespace(y, omega, V)
         check_latents(omega, self.components, self.tokens)
         gain, covariance = self._gain(V)
-        mean = omega + (y - omega if self.noise == 0 else xp.matmul(gain[..., None, :, :], y - omega))
+        mean = omega + (y - omega if self.noise == 0 else xp.matmul(gain, y - omega))
         moment = None
         if second_moment:
             identity = identity_like(self.tokens, omega)
-            moment = mean[..., :, :, None, None] * mean[..., None, None, :, :]
-            moment = moment + (covariance[..., :, None, :, None] * identity[:, None, :])[..., None, :, :, :, :]
+            moment = mean[:, :, :, None, None] * mean[:, None, None, :, :]
+            moment = moment + covariance[:, None, :, None] * identity[:, None, :]
         return Posterior(mean, covariance, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:

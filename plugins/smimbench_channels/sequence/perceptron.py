@@ -51,21 +51,17 @@ class _SignChannel(Channel):
         return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
 
     def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
-        """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed.
-
-        All of them may have an axis of instances in front.
-        """
+        """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):
             raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
-        V = V[..., None, :, :]
         width = xp.sqrt(V + self.noise)
         u = y * omega / width
         rate, rest = hazard(u, xp)
         mean = omega + (V / width) * y * rate
         # V - V^2 / (V + Delta) (1 - rest): a sum of positive terms.
         variance = V * self.noise / (V + self.noise) + V * V / (V + self.noise) * rest
-        covariance = xp.mean(variance, axis=(-3, -2, -1))[..., None, None]
+        covariance = xp.reshape(xp.mean(variance), (1, 1))
         if not second_moment:
             return Posterior(mean, covariance)
         own = identity_like(self.tokens, omega) * variance[..., 0, :, None]

@@ -27,7 +27,8 @@ from smimbench.backend import namespace, read_together
 from smimbench.interfaces import Array, ParameterError, Posterior, Sampling, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench_channels.bases import SequenceChannel, SoftmaxChannel
-from smimbench_channels.sequence.softmax import information, network, one_layer
+from smimbench_channels.sequence.softmax import network, one_layer
+from smimbench_channels.sequence.softmax.information import means_over_labels, rough_labels
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
 from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_exact, most_layers
@@ -131,8 +132,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         two tokens, importance sampling with quasi-random points otherwise.
 
         ``y`` (n, M, M), ``omega`` (n, L, M), ``V`` (L, L), positive definite with any correlation, ``second_moment`` (n, L, M,
-        L, M). ``rng`` is not needed: integration points are fixed, so that equal inputs give equal results. With one layer
-        all arrays may have an axis of instances in front.
+        L, M). ``rng`` is not needed: integration points are fixed, so that equal inputs give equal results.
         """
         check_latents(omega, self.layers, self.tokens)  # compiled code would read past the end of a shorter array
         if self.layers == 1:
@@ -142,7 +142,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     @property
     def sampling(self) -> Sampling:  # type: ignore[override]
         """Labels that are enough for differences, and posteriors on other points."""
-        return Sampling(functools.partial(information.rough_labels, self._network), self._resampled)
+        return Sampling(functools.partial(rough_labels, self._network), self._resampled)
 
     def _resampled(self, index: int) -> SequenceSoftmax:
         """The same channel, whose sampled posterior uses other points for every ``index``; itself where nothing is sampled.
@@ -214,7 +214,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         of two tokens) as many as an error of 7e-4 of the value takes, at most 131072 (2e-3 for overlaps of layer 1 below .1);
         65536 where it comes from a table, half as many for a table of two known layers, 4096 where it is sampled.
         """
-        return information.information(self._network, Q, V, labels)
+        if self.layers == 1:
+            return one_layer.information(Q, V, self.tokens)
+        return means_over_labels(self._network, Q, V, labels, 0)
 
     def susceptibility(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
         """How the information of layers without overlap starts: ``I_ab = lambda_ab Q_ab`` to first order.
@@ -226,7 +228,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
         Arguments as for ``information``.
         """
-        return information.susceptibility(self._network, Q, V, labels)
+        if self.layers == 1:
+            return one_layer.susceptibility(Q, V, self.tokens)
+        return means_over_labels(self._network, Q, V, labels, 2)
 
     @property
     def _network(self) -> Network:

@@ -18,13 +18,12 @@ from smimbench.derive import LabelMeans, Labels, label_means, without_overlap
 from smimbench.interfaces import Array, Uncertain
 from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
 from smimbench_channels.batches import Host, on_host, uncertain_like
-from smimbench_channels.sequence.softmax import one_layer
 from smimbench_channels.sequence.softmax.deep.integrand import output_gap
 from smimbench_channels.sequence.softmax.last_layer import information as last_layer
 from smimbench_channels.sequence.softmax.network import Network, output
 from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_exact
 
-__all__ = ["averages", "default_labels", "information", "rough_labels", "susceptibility"]
+__all__ = ["averages", "default_labels", "means_over_labels", "rough_labels"]
 
 SCRAMBLES = 16
 """Independent sets of labels. Doubled: half as many labels in each, a better known standard error."""
@@ -40,20 +39,6 @@ POINTS = 1024
 one set of points knows 1.3%, not 1.8%, and 32 sets are averaged."""
 
 
-def information(network: Network, Q: Array, V: Array, labels: int | None = None) -> Uncertain:
-    """``E sum_m g_m g_m^T`` (..., L, L); see ``SequenceSoftmax.information``."""
-    if network.layers == 1:
-        return one_layer.information(Q, V, network.tokens)
-    return _means_over_labels(network, Q, V, labels, 0)
-
-
-def susceptibility(network: Network, Q: Array, V: Array, labels: int | None = None) -> Uncertain:
-    """First order of the information in the overlap; see ``SequenceSoftmax.susceptibility``."""
-    if network.layers == 1:
-        return one_layer.susceptibility(Q, V, network.tokens)
-    return _means_over_labels(network, Q, V, labels, 2)
-
-
 def _has_table(network: Network, Q: Host, V: Host) -> bool:
     return network.tokens == 2 and last_layer.supports(Q, V, network.skip)
 
@@ -63,8 +48,11 @@ def rough_labels(network: Network, Q: Array, V: Array) -> int:
     return 2**12 if is_exact(network) or _has_table(network, to_host(Q), to_host(V)) else 2**9
 
 
-def _means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, which: int) -> Uncertain:
-    """Entry ``which`` of the means over labels, and its error, of each (Q, V) of a batch: from tables, or else drawn."""
+def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, which: int) -> Uncertain:
+    """Entry ``which`` of the means over labels, and its error, of each (Q, V) of a batch: from tables, or else drawn.
+
+    For two layers or more: 0 is the information, 2 the susceptibility.
+    """
     accuracy = last_layer.ACCURACY if labels is None else last_layer.ACCURACY.with_labels(labels)
     values, errors, methods = [], [], []
     for q, v in zip(*(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))):

@@ -23,16 +23,13 @@ def _sech_squared(xp: Any, t: Array) -> Array:
 
 
 def posterior(u: Array, omega: Array, V: Array, second_moment: bool = False) -> Posterior:
-    """Two points, ``E[z | y] = u tanh(u . omega / V)``; ``u`` (n, M), ``omega`` (n, 1, M), ``V`` (1, 1).
-
-    All of them may have an axis of instances in front.
-    """
+    """Two points, ``E[z | y] = u tanh(u . omega / V)``; ``u`` (n, M), ``omega`` (n, 1, M), ``V`` (1, 1)."""
     xp = namespace(u, omega, V)
-    t = xp.sum(u * omega[..., 0, :], axis=-1) / V[..., 0]
-    mean = u * xp.tanh(t)[..., None]
-    covariance = xp.mean(u * u * _sech_squared(xp, t)[..., None], axis=(-2, -1))
-    second = (u[..., :, None] * u[..., None, :])[..., None, :, None, :] if second_moment else None
-    return Posterior(mean[..., None, :], covariance[..., None, None], second, 0.0)
+    t = xp.sum(u * omega[:, 0, :], axis=-1) / V[0, 0]
+    mean = u * xp.tanh(t)[:, None]
+    covariance = xp.mean(u * u * _sech_squared(xp, t)[:, None])
+    second = (u[:, :, None] * u[:, None, :])[:, None, :, None, :] if second_moment else None
+    return Posterior(mean[:, None, :], xp.reshape(covariance, (1, 1)), second, 0.0)
 
 
 def log_partition(u: Array, omega: Array, V: Array) -> Array:
