@@ -33,6 +33,7 @@ from smimbench.theory.predictions import competing, curve_of, point_document, th
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem
 
@@ -145,7 +146,7 @@ class TheoryCache:
         self._consistent: set[str] = set()
 
     @_boundary
-    def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
+    def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]]:
         """For every alpha the competing branches as JSON objects, the Bayes-optimal one first."""
         key = canonical_json(problem.spec)
         wanted = [float(a) for a in alphas]
@@ -162,14 +163,14 @@ class TheoryCache:
                     self.watch(Progress(done, total, Evaluations.of(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
 
-    def points_at_hand(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
+    def points_at_hand(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]] | None:
         """As ``points``; None where one of them is not stored and this cache only reads."""
         with contextlib.suppress(NotStored):
             return self.points(problem, alphas)
         return None
 
     @_boundary
-    def curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
+    def curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]] | None:
         """As ``points`` for a whole line of a figure, which is one answer; None where components mix, which takes minutes, or
         where it is not stored and this cache only reads.
 
@@ -180,18 +181,18 @@ class TheoryCache:
         if self._is_costly(problem) and not self._is_kept("curve", canonical_json(problem.spec), wanted):
             return None
         with contextlib.suppress(NotStored):
-            found: list[list[dict[str, Any]]] = self._answer("curve", problem, problem.spec, wanted, wanted)
+            found: list[list[JsonObject]] = self._answer("curve", problem, problem.spec, wanted, wanted)
             return found
         return None
 
     @_boundary
-    def thresholds(self, problem: Problem) -> dict[str, Any]:
+    def thresholds(self, problem: Problem) -> JsonObject:
         """Thresholds as a JSON object."""
-        found: dict[str, Any] = self._answer("thresholds", problem, problem.spec, None)
+        found: JsonObject = self._answer("thresholds", problem, problem.spec, None)
         self.watch(Progress(1, 1, Evaluations.of(problem).count))
         return found
 
-    def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
+    def thresholds_at_hand(self, problem: Problem) -> JsonObject:
         """Thresholds for a figure; empty where they take minutes, or are not to be solved, and nobody has asked for them yet."""
         if self._is_kept("thresholds", canonical_json(problem.spec), None) or not self._is_costly(problem):
             with contextlib.suppress(NotStored):
@@ -203,7 +204,7 @@ class TheoryCache:
         return problem.components > 1 and fixed_point_curve(problem) is None
 
     @_boundary
-    def own(self, problem: Problem, spec: dict[str, Any], alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+    def own(self, problem: Problem, spec: JsonObject, alpha: float, conditions: Conditions) -> JsonObject | str:
         """What theory says of an algorithm: its own point as a JSON object, or in words why there is none.
 
         ``spec`` names it with its version and parameters; what the problem's own theory says is added to the conditions.
@@ -211,9 +212,7 @@ class TheoryCache:
         asked = [spec, *(np.asarray(starts).tolist() if i == 2 else starts for i, starts in enumerate(conditions))]
         points = tuple(self.points(problem, [alpha])[0])
         more = spec, float(alpha), conditions._replace(points=points)
-        found: dict[str, Any] | str = self._answer(
-            "own", problem, [problem.spec, asked, OWN_VERSION], float(alpha), *more
-        )
+        found: JsonObject | str = self._answer("own", problem, [problem.spec, asked, OWN_VERSION], float(alpha), *more)
         return found
 
     def _answer(self, kind: str, problem: Problem, question: Any, ratio: Ratio, *more: Any) -> Any:
@@ -374,7 +373,7 @@ class TheoryCache:
                 self._memory[kind, key, alpha] = found
         return self._memory.get((kind, key, alpha))
 
-    def _sound_answer(self, kind: str, file: Path, question: dict[str, Any], components: int) -> Any:
+    def _sound_answer(self, kind: str, file: Path, question: JsonObject, components: int) -> Any:
         """The answer in a file; one that cannot be trusted is moved aside with a remark, and computed again."""
         try:
             answer = read_answer(file, question)["answer"]
@@ -419,7 +418,7 @@ def answer_name(kind: str, key: str, alpha: Ratio, version: int = THEORY_VERSION
     return f"{kind}-{_file_name(version, kind, key, alpha)}.json"
 
 
-def node_answer(found: Uncertain) -> dict[str, Any]:
+def node_answer(found: Uncertain) -> JsonObject:
     """A node as its file holds it."""
     value, error = (np.asarray(part, dtype=float).tolist() for part in (found.value, found.error))
     return {"value": value, "error": error, "method": found.method}

@@ -24,6 +24,7 @@ from smimbench.theory.predictions import independent_parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
 
 __all__ = ["PATIENCE", "GuardedTheory", "is_third_party", "solve_in_processes"]
@@ -109,7 +110,7 @@ class GuardedTheory(TheoryCache):
         self.is_late = True
         raise ProblemError("theory", "not solved, the budget is spent; run the same command again to go on")
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _hear(self, event: JsonObject) -> None:
         if "progress" in event:
             self.watch(Progress(*event["progress"]))
         else:

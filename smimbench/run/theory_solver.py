@@ -14,6 +14,8 @@ from smimbench.theory.predictions import solve_part
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from smimbench.files import JsonObject
+
 
 __all__ = ["Solver"]
 
@@ -27,7 +29,7 @@ class Solver:
         self._cache.remark = lambda line: tell(remark=line)
         self._problems: dict[str, Problem] = {}
 
-    def answer(self, what: str, spec: dict[str, Any], *more: Any) -> Any:
+    def answer(self, what: str, spec: JsonObject, *more: Any) -> Any:
         """The answer to a question about a problem.
 
         Raises
