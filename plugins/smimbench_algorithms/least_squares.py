@@ -175,10 +175,9 @@ class LinearRegression(Algorithm):
         if n < 2:
             raise ValueError(f"validation needs at least two samples, this data has {n}; give regularisation a number")
         cut = max(1, min(n - 1, round((1 - 0.2) * n)))
-        return (
-            LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...]),
-            LeastSquares(problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...]),
-        )
+        parts = (slice(None, cut), slice(cut, None))
+        fit, rest = (LeastSquares(problem, linear, data.inputs[k, ...], data.labels[k, ...]) for k in parts)
+        return fit, rest
 
 
 class LeastSquares:

@@ -260,7 +260,7 @@ class Descent(Algorithm):
             inputs, labels = data.fresh(state.rng, int(self.batch or 1))
             target = namespace(inputs).astype(observable(problem.channel, labels), inputs.dtype)
             return inputs, target, state.order
-        size = int(self.plan(data).batch or n)
+        size = min(self.batch or n, n)
         if size == n:
             return data.inputs, state.targets, state.order
         if isinstance(data.inputs, StreamedInputs) and not isinstance(data.inputs, NarrowInputs):

@@ -12,12 +12,14 @@ from smimbench.interfaces import Channel
 from smimbench.registry import RegistryError, build, get_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from smimbench.interfaces import Array
     from smimbench.problem import Problem
 
 LOSSES = ("squared", "cross-entropy")
+
+
+NARROW = 0.75
+"""Width of a factor over the dimension up to which products with it cost less than those with the signal."""
 
 
 def fitting_loss(problem: Problem) -> str:
@@ -70,71 +72,43 @@ def loss_gradient(
         ``loss`` () or (students,), ``gradient`` shaped like the factor.
     """
     xp = namespace(factor)
-    model = problem.model
-    prior: Any = problem.prior
+    model: Any = problem.model
+    basis: Any = problem.prior.factor
     channel = problem.channel if channel is None else channel
     dimension = inputs.shape[-1]
-    signal = prior.factor.compose(factor) if signal is None else signal
+    signal = basis.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
     students = math.prod(signal.shape[:lead])
-    passes = _passes(problem, dimension, factor, signal, students)
-    total, gradient = None, None
-    for part in sample_chunks(model, inputs, passes.held):
+    # As many components as fill a chunk with their latents like the intermediate results do.
+    held, root, scaled = students * problem.components, 1.0, None
+    if model.forward_gram is not None and basis.gram_scale is not None and factor.shape[-1] <= NARROW * dimension:
+        root = math.sqrt(basis.gram_scale(factor))
+        scaled = root * factor
+        if held > 1:
+            held *= math.ceil(factor.shape[-1] * model.tokens / (2 * model.sites))
+    total: Any = None
+    gradient: Any = None
+    for part in sample_chunks(model, inputs, held):
         x = inputs[part, ...]
-        z, pull = passes.forward(x)
+        z, pull = (model.forward(x, signal), None) if scaled is None else model.forward_gram(x, scaled)
         # Channels need not know of students: their samples stand one behind the other.
         flat = xp.reshape(z, (-1, *z.shape[-2:])) if lead else z
         output = predict(channel, flat)
-        target = targets[part, ...]
         if lead:
             output = xp.reshape(output, (students, -1, *output.shape[1:]))
-        value, cotangent = loss_of(xp, loss, output, target)
+        value, cotangent = loss_of(xp, loss, output, targets[part, ...])
         if lead:
             cotangent = xp.reshape(cotangent, (-1, *cotangent.shape[2:]))
-        back = pull(xp.reshape(channel.vjp(flat, cotangent), z.shape))
+        g = xp.reshape(channel.vjp(flat, cotangent), z.shape)
+        back = model.adjoint(x, g) if pull is None else pull(g)
         value = xp.sum(value, axis=tuple(range(1, value.ndim))) if lead else xp.sum(value)
         total = value if total is None else total + value
         gradient = back if gradient is None else gradient + back
     if gradient is None:
         raise ValueError("there are no samples to learn from")
-    return LossGradient(total, passes.finish(gradient))
-
-
-class _Passes(NamedTuple):
-    """How to get from inputs to latents and back: through the signal, or directly through its factor.
-
-    ``forward(x) -> z, pull``, ``pull(g)`` what a chunk adds, ``finish(sum)`` the gradient with respect to the factor, and
-    ``held`` the number of components whose latents fill a chunk like the intermediate results do.
-    """
-
-    forward: Callable[[Array], tuple[Array, Callable[[Array], Array]]]
-    finish: Callable[[Array], Array]
-    held: int
-
-
-NARROW = 0.75
-"""Width of a factor over the dimension up to which products with it cost less than those with the signal."""
-
-
-def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, students: int) -> _Passes:
-    model: Any = problem.model
-    prior: Any = problem.prior
-    count = students * problem.components
-    if (
-        model.forward_gram is not None
-        and prior.factor.gram_scale is not None
-        and factor.shape[-1] <= NARROW * dimension
-    ):
-        root = math.sqrt(prior.factor.gram_scale(factor))
-        scaled = root * factor
-        held = count * math.ceil(factor.shape[-1] * model.tokens / (2 * model.sites))
-        return _Passes(lambda x: model.forward_gram(x, scaled), lambda total: root * total, held if count > 1 else 1)
-
-    def forward(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-        return model.forward(x, signal), lambda g: model.adjoint(x, g)
-
-    scale = model.adjoint_scale(dimension)
-    return _Passes(forward, lambda total: prior.factor.pullback(factor, total / scale), count)
+    if scaled is not None:
+        return LossGradient(total, root * gradient)
+    return LossGradient(total, basis.pullback(factor, gradient / model.adjoint_scale(dimension)))
 
 
 def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:
