@@ -67,9 +67,9 @@ class Sgd(Descent):
         """On a stream (``online``) and signals of low rank: the overlaps, from what the runs began with, at their dimension.
 
         The mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
-        ``1/sqrt(D)`` are drawn where that takes seconds (``smimbench_algorithms.gradient.online_draws``). For linear labels the
-        mean squared error follows closed equations at every D; for long runs the equations of the limit are solved
-        (``smimbench_algorithms.gradient.online``). The trajectory is against ``samples`` and ``iteration``.
+        ``1/sqrt(D)`` are drawn where that takes seconds. For linear labels the mean squared error follows closed equations at
+        every D; for long runs the equations of the limit are solved (``smimbench_algorithms.gradient.online``). The trajectory
+        is against ``samples`` and ``iteration``.
 
         With all samples in every step, weight decay and a wide factor: the minimum, as for ``adam``. Else none in closed form:
         samples that are seen again make every step depend on all earlier ones. Tables then stay blank and say why.

@@ -16,7 +16,7 @@ import numpy as np
 from smimbench import Capabilities, Info, ParameterError, hookimpl
 from smimbench.backend import to_host
 from smimbench.derive import gives_probabilities, observable, predict
-from smimbench.interfaces import Plan
+from smimbench.interfaces import Plan, require
 from smimbench_torch.source import optimizers_in_source
 
 if TYPE_CHECKING:
@@ -76,10 +76,8 @@ class _TorchAlgorithm:
 
         for key in ("steps", "batch", "width"):
             value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ParameterError(key, f"must be at least 1, got {value}")
-        if self.loss not in (None, "squared", "cross-entropy"):
-            raise ParameterError("loss", f"must be squared or cross-entropy, got {self.loss!r}")
+            require(self, key, value is None or value >= 1, "at least 1")
+        require(self, "loss", self.loss in (None, "squared", "cross-entropy"), "squared or cross-entropy")
         try:
             self._optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
         except (ValueError, TypeError, RuntimeError) as error:
