@@ -125,53 +125,51 @@ class Table(pydantic.BaseModel):
 class SuiteTable(Table):
     """``[suite]``: what the suite is."""
 
-    title: Annotated[str, Field(description="Heading of tables and figures; default: the name of the file.")] = ""
-    description: Annotated[str, Field(description="One or two sentences below the title.")] = ""
-    reference: Annotated[str, Field(description="The paper, or how the curve was derived.")] = ""
-    duration: Annotated[str, Field(description="How long it takes and on what, as `5 min on 2 cores`.")] = ""
-    plugins: Annotated[
-        bool, Field(description="Load `./plugins/*.py` of the working folder, as `--plugins ./plugins` would.")
-    ] = False
+    title: str = Field(default="", description="Heading of tables and figures; default: the name of the file.")
+    description: str = Field(default="", description="One or two sentences below the title.")
+    reference: str = Field(default="", description="The paper, or how the curve was derived.")
+    duration: str = Field(default="", description="How long it takes and on what, as `5 min on 2 cores`.")
+    plugins: bool = Field(
+        default=False, description="Load `./plugins/*.py` of the working folder, as `--plugins ./plugins` would."
+    )
 
 
 class Axes(Table):
     """The grid of one problem, ``grid = { ... }`` in its table; what it leaves out is taken from ``[grid]``."""
 
-    alpha: Annotated[
-        Annotated[Axis[SampleRatio], AfterValidator(distinct)] | None,
-        Field(description="Sample ratios, n / D or n / d^2: a number > 0 or a list of different ones."),
-    ] = None
-    dimension: Annotated[
-        Annotated[Axis[Dimension], AfterValidator(distinct)] | None,
-        Field(description="Dimensions D or d: an integer >= 2 or a list of different ones."),
-    ] = None
-    seeds: Annotated[
-        Axis[Replicates] | None,
-        Field(
-            description="Replicates: instances per point, each drawn anew. A number, or a list with one for each dimension "
-            "(large ones fluctuate less and cost more). Default: 1."
-        ),
-    ] = None
+    alpha: Annotated[Axis[SampleRatio], AfterValidator(distinct)] | None = Field(
+        default=None, description="Sample ratios, n / D or n / d^2: a number > 0 or a list of different ones."
+    )
+    dimension: Annotated[Axis[Dimension], AfterValidator(distinct)] | None = Field(
+        default=None, description="Dimensions D or d: an integer >= 2 or a list of different ones."
+    )
+    seeds: Axis[Replicates] | None = Field(
+        default=None,
+        description="Replicates: instances per point, each drawn anew. A number, or a list with one for each dimension "
+        "(large ones fluctuate less and cost more). Default: 1.",
+    )
 
 
 class Grid(Axes):
     """``[grid]``: the sample ratios, dimensions and replicates that every problem is run on."""
 
-    seed: Annotated[
-        int,
-        Field(ge=0, le=2**63, description="Root of all randomness. Another one gives other teachers, data and starts."),
-    ] = 0
-    max_cells: Annotated[
-        int, Field(ge=1, le=10**7, description="A larger suite is refused: it may be a typing error.")
-    ] = 100_000
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=2**63,
+        description="Root of all randomness. Another one gives other teachers, data and starts.",
+    )
+    max_cells: int = Field(
+        default=100_000, ge=1, le=10**7, description="A larger suite is refused: it may be a typing error."
+    )
 
 
 class Items(Table):
     """Model, channel and prior, by name or as a table with parameters."""
 
-    model: Annotated[Item, Field(description="How the signal meets the inputs.")]
-    channel: Annotated[Item, Field(description="How the latents become the label.")]
-    prior: Annotated[Item, Field(description="The law of the signal.")]
+    model: Item = Field(description="How the signal meets the inputs.")
+    channel: Item = Field(description="How the latents become the label.")
+    prior: Item = Field(description="The law of the signal.")
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """All three as tables."""
@@ -185,8 +183,8 @@ class ProblemTable(Items):
     A parameter that is a list becomes a further axis of the grid. ``smimbench info NAME`` shows the parameters of an item.
     """
 
-    label: Annotated[str, Field(description="Name in tables; default: made of the items.")] = ""
-    grid: Annotated[Axes, Field(description="Sample ratios and dimensions of this problem.")] = Axes()
+    label: str = Field(default="", description="Name in tables; default: made of the items.")
+    grid: Axes = Field(default=Axes(), description="Sample ratios and dimensions of this problem.")
 
 
 class AlgorithmTable(Table):
@@ -194,115 +192,86 @@ class AlgorithmTable(Table):
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
 
-    name: Annotated[str, Field(description="Name of the algorithm.")]
-    label: Annotated[
-        str | None, Field(min_length=1, description="Name in tables, different from all others; default: `name`.")
-    ] = None
+    name: str = Field(description="Name of the algorithm.")
+    label: str | None = Field(
+        default=None, min_length=1, description="Name in tables, different from all others; default: `name`."
+    )
 
 
 class Reference(Table):
     """``[[run.reference]]``: published values, quoted with their source; shown only with the problem they were made for."""
 
-    label: Annotated[str, Field(description="Name in figures.")]
-    source: Annotated[str, Field(description="Where the values are published.")]
-    problem: Annotated[
-        Items,
-        Field(
-            description="`model`, `channel` and `prior` of the values, as in `[problem]`. They are left out where no problem of "
-            "the suite has exactly these parameters."
-        ),
-    ]
-    alpha: Annotated[ListOf[float], Field(description="Sample ratios.")]
-    value: Annotated[
-        ListOf[float], AfterValidator(_one_for_each_alpha), Field(description="Values, one for each sample ratio.")
-    ]
-    metric: Annotated[str, Field(description="Metric of the values.")] = "mse"
-    component: Annotated[
-        int | None, Field(description="Component of the signal, counted from 1; left out: all of them.")
-    ] = None
-    entry: Annotated[
-        ListOf[int],
-        AfterValidator(_of_overlap),
-        Field(description="Row and column, counted from 1, of an entry of the overlap matrix, instead of a component."),
-    ] = ()
-    branch: Annotated[
-        Literal["optimal", "uninformed", "informed"],
-        Field(
-            description="Branch that the values belong to where branches compete: `optimal`, `uninformed` or `informed`."
-        ),
-    ] = "optimal"
-    tolerance: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            description="How accurate the values are. With it `smimbench theory` shows them next to its own, and figures show "
-            "it as a bar.",
-        ),
-    ] = None
-    remark: Annotated[str, Field(description="What is known of the values, as why they are off.")] = ""
+    label: str = Field(description="Name in figures.")
+    source: str = Field(description="Where the values are published.")
+    problem: Items = Field(
+        description="`model`, `channel` and `prior` of the values, as in `[problem]`. They are left out where no problem of "
+        "the suite has exactly these parameters."
+    )
+    alpha: ListOf[float] = Field(description="Sample ratios.")
+    value: Annotated[ListOf[float], AfterValidator(_one_for_each_alpha)] = Field(
+        description="Values, one for each sample ratio."
+    )
+    metric: str = Field(default="mse", description="Metric of the values.")
+    component: int | None = Field(
+        default=None, description="Component of the signal, counted from 1; left out: all of them."
+    )
+    entry: Annotated[ListOf[int], AfterValidator(_of_overlap)] = Field(
+        default=(),
+        description="Row and column, counted from 1, of an entry of the overlap matrix, instead of a component.",
+    )
+    branch: Literal["optimal", "uninformed", "informed"] = Field(
+        default="optimal",
+        description="Branch that the values belong to where branches compete: `optimal`, `uninformed` or `informed`.",
+    )
+    tolerance: float | None = Field(
+        default=None,
+        gt=0,
+        description="How accurate the values are. With it `smimbench theory` shows them next to its own, and figures show "
+        "it as a bar.",
+    )
+    remark: str = Field(default="", description="What is known of the values, as why they are off.")
 
 
 class RunOptions(Table):
     """``[run]``: how cells are run and what is reported."""
 
-    tolerance: Annotated[
-        float,
-        InKey(),
-        Field(
-            gt=0,
-            description="An algorithm without a number of steps of its own stops when its undamped relative residual is "
-            "below this.",
-        ),
-    ] = 1e-4
-    max_iterations: Annotated[
-        int,
-        InKey(),
-        Field(
-            ge=1, description="Iterations after which it is not converged; an algorithm may start anew or go on once."
-        ),
-    ] = 300
-    timeout: Annotated[
-        float | None, InKey(), Field(gt=0, description="Seconds per cell on the algorithm's clock; left out: no limit.")
-    ] = None
-    metrics: Annotated[
-        ListOf[str],
-        AfterValidator(distinct),
-        InKey(),
-        Field(
-            min_length=1, description="Metrics that are reported. Those that cost extra are part of a cell's identity."
-        ),
-    ] = ("mse", "overlap")
-    start: Annotated[
-        str,
-        InKey(),
-        Field(
-            description="Where algorithms begin: `uninformed` (their own choice), `informed` (near the teacher), or the name of "
-            "an algorithm with a method `start`, as `spectral`; its time is then counted."
-        ),
-    ] = "uninformed"
-    target: Annotated[float, Field(gt=0, description="Absolute error that counts as reached where theory says 0.")] = (
-        1e-3
+    tolerance: Annotated[float, InKey()] = Field(
+        default=1e-4,
+        gt=0,
+        description="An algorithm without a number of steps of its own stops when its undamped relative residual is "
+        "below this.",
     )
-    dtype: Annotated[
-        Literal["float64", "float32", "mixed"],
-        InKey(),
-        Field(description="Precision of all arrays; `mixed`: inputs in float32, all else in float64."),
-    ] = "float64"
-    tf32: Annotated[
-        bool,
-        AfterValidator(_of_float32),
-        InKey(left_out_at_default=True),
-        Field(description="Allow TF32 in the matrix products of float32 on an accelerator."),
-    ] = False
-    draw: Annotated[
-        Literal["host", "device"],
-        InKey(left_out_at_default=True),
-        Field(
-            description="Where inputs are drawn: `host` (the same bits on every backend), or `device`, for runs so large that "
-            "drawing and moving them would take longer than solving. On NumPy the device is the host."
-        ),
-    ] = "host"
-    reference: Annotated[ListOf[Reference], Field(description="Values of others; see `[[run.reference]]`.")] = ()
+    max_iterations: Annotated[int, InKey()] = Field(
+        default=300,
+        ge=1,
+        description="Iterations after which it is not converged; an algorithm may start anew or go on once.",
+    )
+    timeout: Annotated[float | None, InKey()] = Field(
+        default=None, gt=0, description="Seconds per cell on the algorithm's clock; left out: no limit."
+    )
+    metrics: Annotated[ListOf[str], AfterValidator(distinct), InKey()] = Field(
+        default=("mse", "overlap"),
+        min_length=1,
+        description="Metrics that are reported. Those that cost extra are part of a cell's identity.",
+    )
+    start: Annotated[str, InKey()] = Field(
+        default="uninformed",
+        description="Where algorithms begin: `uninformed` (their own choice), `informed` (near the teacher), or the name of "
+        "an algorithm with a method `start`, as `spectral`; its time is then counted.",
+    )
+    target: float = Field(default=1e-3, gt=0, description="Absolute error that counts as reached where theory says 0.")
+    dtype: Annotated[Literal["float64", "float32", "mixed"], InKey()] = Field(
+        default="float64", description="Precision of all arrays; `mixed`: inputs in float32, all else in float64."
+    )
+    tf32: Annotated[bool, AfterValidator(_of_float32), InKey(left_out_at_default=True)] = Field(
+        default=False, description="Allow TF32 in the matrix products of float32 on an accelerator."
+    )
+    draw: Annotated[Literal["host", "device"], InKey(left_out_at_default=True)] = Field(
+        default="host",
+        description="Where inputs are drawn: `host` (the same bits on every backend), or `device`, for runs so large that "
+        "drawing and moving them would take longer than solving. On NumPy the device is the host.",
+    )
+    reference: ListOf[Reference] = Field(default=(), description="Values of others; see `[[run.reference]]`.")
 
     def identity(self) -> dict[str, Any]:
         """Those options that are part of a cell's identity, as plain values."""
@@ -328,19 +297,17 @@ def in_key() -> dict[str, InKey]:
 class Document(Table):
     """A suite file, merged with the one that it extends."""
 
-    extends: Annotated[
-        str,
-        Field(
-            description="Name of a shipped suite, or path of another from the folder of this one, whose tables hold where this "
-            "one says nothing. Keys override, `[problem]` and `[[problems]]` replace, `[[algorithms]]` are appended."
-        ),
-    ] = ""
-    suite: Annotated[SuiteTable, Field(description="What the suite is.")] = SuiteTable()
-    problem: Annotated[ProblemTable | None, Field(description="The problem, where there is one.")] = None
-    problems: Annotated[ListOf[ProblemTable], Field(description="The problems, where there are several.")] = ()
-    grid: Annotated[Grid, Field(description="What the problems are run on.")] = Grid()
-    algorithms: Annotated[ListOf[AlgorithmTable], Field(description="The algorithms.")] = ()
-    run: Annotated[RunOptions, Field(description="How cells are run and what is reported.")] = RunOptions()
+    extends: str = Field(
+        default="",
+        description="Name of a shipped suite, or path of another from the folder of this one, whose tables hold where this "
+        "one says nothing. Keys override, `[problem]` and `[[problems]]` replace, `[[algorithms]]` are appended.",
+    )
+    suite: SuiteTable = Field(default=SuiteTable(), description="What the suite is.")
+    problem: ProblemTable | None = Field(default=None, description="The problem, where there is one.")
+    problems: ListOf[ProblemTable] = Field(default=(), description="The problems, where there are several.")
+    grid: Grid = Field(default=Grid(), description="What the problems are run on.")
+    algorithms: ListOf[AlgorithmTable] = Field(default=(), description="The algorithms.")
+    run: RunOptions = Field(default=RunOptions(), description="How cells are run and what is reported.")
 
 
 def table_at(location: Sequence[int | str]) -> type[Table]:
