@@ -13,7 +13,7 @@ import types
 import pytest
 
 import smimbench
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 from tests.helpers import ROOT, SUITE, call, environment, write_suite
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import smimbench
 from smimbench.report import notebook
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 from tests.helpers import SUITE, attention, write_suite
 
 

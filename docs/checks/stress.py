@@ -22,7 +22,7 @@ from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.theory_cache import TheoryCache
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
 from smimbench.theory.verification import verify_point
 

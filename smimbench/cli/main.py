@@ -15,9 +15,8 @@ import click
 from smimbench.cli.external import data, score
 from smimbench.cli.items import check, doctor, explain, info, list_items, new, plugins
 from smimbench.cli.options import BAD_INPUT, INTERRUPTED, OK, UNFORESEEN, complain
-from smimbench.cli.run import run
+from smimbench.cli.run import run, slurm
 from smimbench.cli.show import compare, report, show, theory
-from smimbench.cli.slurm import slurm
 from smimbench.cli.verify import verify
 from smimbench.files import error_line
 
@@ -86,7 +85,7 @@ def _foreseeable() -> tuple[type[Exception], ...]:
     from smimbench.problem.problem import ProblemError
     from smimbench.registry.registry import RegistryError
     from smimbench.registry.scaffold import ScaffoldError
-    from smimbench.suite.errors import SuiteError
+    from smimbench.suite import SuiteError
     from smimbench.testing.core import CheckError
 
     return SuiteError, RegistryError, BackendError, StoreError, ProblemError, ScaffoldError, CheckError

@@ -195,7 +195,7 @@ class Request:
             If the folder holds none, or several.
         """
         from smimbench.run.store import settings_under, why_none
-        from smimbench.suite.errors import SuiteError
+        from smimbench.suite import SuiteError
         from smimbench.suite.reader import shipped_suites
 
         folder = Path(self.name)

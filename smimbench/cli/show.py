@@ -184,7 +184,7 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
     """What is shown of a suite, of a folder of results or of a file of packed ones; its ``run.json``; and where it lies."""
     from smimbench.report.packed import read_packed
     from smimbench.run.store import Store
-    from smimbench.suite.errors import SuiteError
+    from smimbench.suite import SuiteError
 
     path = Path(request.name)
     if path.suffix == ".json" and path.is_file():

@@ -14,8 +14,8 @@ from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.files import canonical_json, error_line, error_place
 from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
+from smimbench.numerics.seeds import STREAMS, words
 from smimbench.problem.instance import Instance, draw_on, stored_types
-from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build, parameters_of, signature_of
 from smimbench.registry.registry import Registry, RegistryError, get_registry
 
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.registry.registry import Entry
 
-__all__ = ["CODE", "ItemError", "Problem", "ProblemError", "explained", "specification", "without_code"]
+__all__ = [
+    "CODE",
+    "ItemError",
+    "Problem",
+    "ProblemError",
+    "explained",
+    "seed_sequence",
+    "specification",
+    "without_code",
+]
 
 CODE = ("version", "source")
 """Keys of a specification that say which code is meant, not which mathematics."""
@@ -261,3 +270,21 @@ class Problem:
         Qhat = backend.asarray(information * np.eye(self.components))
         denoised = self.prior.denoise(R, Qhat)
         return Start(denoised.estimate, denoised.V)
+
+
+def seed_sequence(
+    seed: int, problem: str, alpha: float, dimension: int, replicate: int, stream: str, *extra: str
+) -> np.random.SeedSequence:
+    """The node (problem, alpha, D, replicate, stream) of the tree with root ``seed``; children are named by ``extra``.
+
+    Parameters
+    ----------
+    problem : str
+        ``Problem.identity``.
+    stream : str
+        One of ``STREAMS``.
+    """
+    key = (*words(problem), *words(repr(float(alpha))), dimension, replicate, STREAMS.index(stream))
+    for name in extra:
+        key += words(name)
+    return np.random.SeedSequence(seed, spawn_key=key)

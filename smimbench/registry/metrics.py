@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Metric
     from smimbench.registry.registry import Registry
 
-__all__ = ["find_metric", "is_in_trajectory", "is_worse", "names_in_key", "theory_of", "trajectory_metrics"]
+__all__ = ["find_metric", "is_worse", "names_in_key", "theory_of", "trajectory_metrics"]
 
 
 def find_metric(name: str, model: str | None = None, registry: Registry | None = None) -> Metric:
@@ -33,14 +33,9 @@ def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
     """Metrics that are measured at every recorded iteration, by name, those that ship first."""
     found: dict[str, Metric] = {}
     for entry in get_registry().entries("metric"):
-        if entry.fits(model) and is_in_trajectory(entry.item):
+        if entry.fits(model) and entry.item.in_trajectory:
             found.setdefault(entry.name, entry.item())
     return found
-
-
-def is_in_trajectory(metric: Any) -> bool:
-    """Whether a metric is measured at every recorded iteration."""
-    return bool(metric.in_trajectory)
 
 
 def names_in_key(names: Iterable[str], registry: Registry | None = None) -> tuple[str, ...]:
@@ -51,7 +46,7 @@ def names_in_key(names: Iterable[str], registry: Registry | None = None) -> tupl
     found = []
     for name in dict.fromkeys(names):
         entry = (registry or get_registry()).get("metric", name)
-        if not is_in_trajectory(entry.item) or entry.source is not None:
+        if not entry.item.in_trajectory or entry.source is not None:
             version = "" if entry.item.version == 1 and entry.source is None else f"@{entry.item.version}"
             found.append(name + version + ("" if entry.source is None else f".{entry.source}"))
     return tuple(sorted(found))

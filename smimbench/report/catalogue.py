@@ -13,7 +13,7 @@ from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError
 from smimbench.report.columns import Column, make_table
 from smimbench.report.prose import readable_prose, wrapped
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
 from smimbench.theory.limit import BRINGS_NONE
 

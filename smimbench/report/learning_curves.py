@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
+from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
@@ -82,7 +82,7 @@ def learning_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, stor
     samples bring nothing new. Where an algorithm draws fresh ones (``online``), a second line goes on. Where theory is
     costly, the line is that of all samples. None where no algorithm counts samples (message passing does not).
     """
-    metric = next((name for name in suite.run.metrics if is_in_trajectory(find_metric(name))), None)
+    metric = next((name for name in suite.run.metrics if find_metric(name).in_trajectory), None)
     if metric is None:
         return None
     counted: list[Run] = []

@@ -12,7 +12,7 @@ from smimbench.report.columns import Column, html_table
 from smimbench.report.verdict import verdict_line, verdicts
 from smimbench.run.external import scores_of
 from smimbench.run.store import settings_under, why_none
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

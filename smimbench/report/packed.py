@@ -12,7 +12,7 @@ from smimbench.report.labels import grouped, place
 from smimbench.report.stored_table import checked_document
 from smimbench.run.record import SharedDocument, check_model, digest_of
 from smimbench.run.verification import Verification
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,7 +27,7 @@ from smimbench.run.shards import Shard, cells_of_shard
 from smimbench.run.store import Store, asked, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryError
 from smimbench.run.theory_guard import GuardedTheory, is_third_party
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

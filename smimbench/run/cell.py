@@ -22,8 +22,7 @@ from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import canonical_json, error_line, error_place, printable
 from smimbench.problem.instance import Instance
-from smimbench.problem.problem import Problem
-from smimbench.problem.seeds import seed_sequence
+from smimbench.problem.problem import Problem, seed_sequence
 from smimbench.registry.adapters import refusal
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry

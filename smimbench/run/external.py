@@ -17,7 +17,7 @@ from smimbench.problem.problem import CODE
 from smimbench.run.loop import Status
 from smimbench.run.record import new_record
 from smimbench.run.store import Store
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 from smimbench.suite.overrides import selects
 
 if TYPE_CHECKING:

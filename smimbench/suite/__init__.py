@@ -1,1 +1,16 @@
 """Suites: from TOML to problems, algorithms and cells."""
+
+from __future__ import annotations
+
+from smimbench.files import printable
+
+__all__ = ["SuiteError"]
+
+
+class SuiteError(ValueError):
+    """A suite is wrong; the message names the file, the key and what would be right."""
+
+    def __init__(self, file: str, key: str, message: str) -> None:
+        file, key = printable(file, 300), printable(key, 200)
+        message = printable(message, 1000)
+        super().__init__(f"{file}: {key}: {message}" if key else f"{file}: {message}")

@@ -14,7 +14,7 @@ from smimbench.problem.problem import CODE, Problem, specification
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import BUILT_IN, Entry, Registry, RegistryError, get_registry
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 from smimbench.suite.overrides import Condition, selects
 from smimbench.suite.schema import STARTS
 

@@ -8,7 +8,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import error_line, suggestion
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,8 +18,8 @@ from smimbench.problem.problem import ItemError, Problem, ProblemError, explaine
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, unknown_key
 from smimbench.registry.registry import Registry, RegistryError, get_registry
+from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade
-from smimbench.suite.errors import SuiteError
 from smimbench.suite.extends import merged, toml_text
 from smimbench.suite.overrides import check_condition, override, read_condition, selects
 from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at

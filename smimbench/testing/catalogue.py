@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.registry.adapters import algorithm_class
-from smimbench.registry.declaration import BASES
 from smimbench.registry.parameters import parameters_of, signature_of
-from smimbench.registry.registry import Entry, get_registry
+from smimbench.registry.registry import BASES, Entry, get_registry
 
 # Publishing a check is what importing these is for; the order is that in which checks are run.
 from smimbench.testing import common, contract, limits, metrics  # noqa: F401

@@ -10,9 +10,8 @@ import numpy as np
 from smimbench.files import attempt, canonical_json, error_line
 from smimbench.interfaces import ParameterError, Prior
 from smimbench.interfaces.item import gives
-from smimbench.registry.declaration import KINDS, what_is_wrong
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
-from smimbench.registry.registry import get_registry
+from smimbench.registry.registry import KINDS, get_registry, what_is_wrong
 from smimbench.testing.core import CheckFailed
 from smimbench.testing.publish import published
 

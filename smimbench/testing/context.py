@@ -18,9 +18,8 @@ from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.adapters import algorithm_class
-from smimbench.registry.declaration import BASES, KINDS
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
-from smimbench.registry.registry import BUILT_IN, Entry, get_registry
+from smimbench.registry.registry import BASES, BUILT_IN, KINDS, Entry, get_registry
 from smimbench.testing.core import CheckError, CheckFailed, CheckSkipped, capabilities_of
 from smimbench.theory.consistency import require_consistent
 

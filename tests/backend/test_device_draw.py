@@ -13,7 +13,7 @@ from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import DrawnInputs, sample_chunks
 from smimbench.problem import instance as instance_module
 from smimbench.run import cell as runner
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
 from tests.backend.steps import estimate
 from tests.backend.test_streaming import small

@@ -47,7 +47,7 @@ from smimbench.run.external import read_estimate  # noqa: E402
 from smimbench.run.record import sealed  # noqa: E402
 from smimbench.run.store import Store, theory_folder  # noqa: E402
 from smimbench.run.theory_cache import TheoryCache  # noqa: E402
-from smimbench.suite.errors import SuiteError  # noqa: E402
+from smimbench.suite import SuiteError  # noqa: E402
 from smimbench.suite.reader import parse_suite  # noqa: E402
 from tests.helpers import ATTENTION, SUITE  # noqa: E402
 

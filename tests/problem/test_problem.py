@@ -13,8 +13,7 @@ import pytest
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.numerics.seeds import STREAMS
-from smimbench.problem.problem import Problem, ProblemError
-from smimbench.problem.seeds import seed_sequence
+from smimbench.problem.problem import Problem, ProblemError, seed_sequence
 from tests.helpers import environment
 
 LINEAR = ({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2, "noise": 0.3}, "gaussian")

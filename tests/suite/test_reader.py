@@ -12,7 +12,7 @@ import smimbench
 from smimbench.files import canonical_json
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
-from smimbench.suite.errors import SuiteError
+from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
 from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, write_suite
 
