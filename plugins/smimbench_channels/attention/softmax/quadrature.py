@@ -62,22 +62,22 @@ _function = njit(error_model="numpy")
 
 
 @_inline
-def _clipped(x: Any, low: Any, high: Any) -> Any:
+def _clipped(x, low, high):
     return min(max(x, low), high)
 
 
 @_inline
-def _logistic(u: Any) -> Any:
+def _logistic(u):
     return 1 / (1 + math.exp(_clipped(-u, -2 * _FAR, 2 * _FAR)))
 
 
 @_inline
-def _away(s: Any) -> Any:
+def _away(s):
     return _TINY if abs(s) < _TINY else s
 
 
 @_function
-def _log_weight(w: Any, own: Any, a: Any, b: Any, p: Any, r: Any) -> Any:
+def _log_weight(w, own, a, b, p, r):
     # and a_2, b_2 less their prior means, all in prior widths of the first layer and in units of the second
     c = w.skip
     inverse = 1 / _away(p + r + (c - 1))
@@ -93,7 +93,7 @@ def _log_weight(w: Any, own: Any, a: Any, b: Any, p: Any, r: Any) -> Any:
 
 
 @_inline
-def _add(sums: Any, weight: Any, values: Any) -> None:
+def _add(sums, weight, values):
     # the weight, times each variable, times each pair
     sums[0] += weight
     k = 5
@@ -106,7 +106,7 @@ def _add(sums: Any, weight: Any, values: Any) -> None:
 
 
 @_function
-def _ridge(depth: Any, v: Any) -> Any:
+def _ridge(depth, v):
     # The t at which log((p + r) / (2 - p - r)) = depth: a quadratic equation for exp(-t). Solved for |depth|; the other sign
     # exchanges t and -t.
     spread = math.exp(_clipped(v / 2, -_FAR, _FAR))
@@ -118,14 +118,14 @@ def _ridge(depth: Any, v: Any) -> Any:
 
 
 @_function
-def _depth_of_ridge(t: Any, v: Any) -> Any:
+def _depth_of_ridge(t, v):
     t, half = _clipped(t, -_FAR, _FAR), _clipped(v / 2, -_FAR, _FAR)
     e, k = math.exp(-t), math.exp(half) + math.exp(-half)
     return math.log(2 + e * k) - math.log(k + 2 * e) + t
 
 
 @_function
-def _explaining(w: Any, own: Any) -> Any:
+def _explaining(w, own):
     # (t, v) at which the label would put a_2 and b_2 at their prior means, as nearly as p and r in (0, 1) allow
     c = w.skip
     a2 = 1e-30 if abs(own.a2) < 1e-30 else own.a2
@@ -142,7 +142,7 @@ def _explaining(w: Any, own: Any) -> Any:
 
 
 @_function
-def _normal_equations(w: Any, own: Any, t: Any, v: Any) -> Any:
+def _normal_equations(w, own, t, v):
     # -2 log-weight without the power of s, a sum of squares |f|^2 of four numbers, and J^T J and J^T f by t and v
     c, scale = w.skip, 1 / math.sqrt(w.second)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
@@ -163,7 +163,7 @@ def _normal_equations(w: Any, own: Any, t: Any, v: Any) -> Any:
 
 
 @_function
-def _likeliest(w: Any, own: Any, t: Any, v: Any) -> Any:
+def _likeliest(w, own, t, v):
     # Levenberg-Marquardt from (t, v): the cost at the point found, and the Gaussian with the curvature there, a little wider:
     # tails are rarely thinner
     damping = 1.0
@@ -184,7 +184,7 @@ def _likeliest(w: Any, own: Any, t: Any, v: Any) -> Any:
 
 
 @_function
-def _frame(t: Any, v: Any, tt: Any, tv: Any, vv: Any) -> Any:
+def _frame(t, v, tt, tv, vv):
     # of a mean and a covariance
     root = math.sqrt(max(tt, _TINY))
     cross = tv / root
@@ -192,7 +192,7 @@ def _frame(t: Any, v: Any, tt: Any, tv: Any, vv: Any) -> Any:
 
 
 @_function
-def _gaussian_rule(w: Any, own: Any, frame: Any, rule: Any, sums: Any) -> Any:
+def _gaussian_rule(w, own, frame, rule, sums):
     # Gauss-Hermite rule in the frame of a Gaussian: sums in units of exp(top), top, and the frame of the moments that it finds
     x, log_rule = rule
     count = len(x)
@@ -221,7 +221,7 @@ def _gaussian_rule(w: Any, own: Any, frame: Any, rule: Any, sums: Any) -> Any:
 
 
 @_function
-def _nearly_gaussian(w: Any, own: Any, peak: Any, accuracy: Any, rules: Any, rough: Any, fine: Any) -> Any:
+def _nearly_gaussian(w, own, peak, accuracy, rules, rough, fine):
     # Whether two searches for the likeliest point agree and two orders of the rule too; ``fine`` has the sums, in units of
     # exp(top). A label that the prior hardly allows is no case for these rules.
     cost, frame = _likeliest(w, own, own.t, own.v)
@@ -241,7 +241,7 @@ def _nearly_gaussian(w: Any, own: Any, peak: Any, accuracy: Any, rules: Any, rou
 
 
 @compiled
-def _crude(samples: Any, w: Any, t: Any, v: Any, rules: Any, mean: Any) -> None:
+def _crude(samples, w, t, v, rules, mean):
     sums = np.empty(15)
     for n in range(len(samples)):
         t0, v0, a2, b2, slope, margin = samples[n]
@@ -257,14 +257,14 @@ def _crude(samples: Any, w: Any, t: Any, v: Any, rules: Any, mean: Any) -> None:
 
 
 @_function
-def _level(q: Any, size: Any, target: Any, slack: Any, w: Any) -> Any:
+def _level(q, size, target, slack, w):
     # upper bound of the part of the log-weight that 1 / s^2 = q decides
     gap = max(abs(size * q - target) - slack, 0.0)
     return 1.5 * math.log(q) - gap * gap / (2 * w.second)
 
 
 @_function
-def _swing(low: Any, high: Any, best: Any, least: Any, size: Any, target: Any, slack: Any, w: Any) -> Any:
+def _swing(low, high, best, least, size, target, slack, w):
     # Variation of ``_level`` above ``least`` while s goes from low to high; it has one maximum, at ``best``. It is computed and
     # not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
     smallest = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
@@ -275,14 +275,14 @@ def _swing(low: Any, high: Any, best: Any, least: Any, size: Any, target: Any, s
 
 
 @_function
-def _product(low: Any, high: Any, factor_low: Any, factor_high: Any) -> Any:
+def _product(low, high, factor_low, factor_high):
     # range of the product of two numbers of given ranges
     one, two, three, four = low * factor_low, low * factor_high, high * factor_low, high * factor_high
     return min(one, two, three, four), max(one, two, three, four)
 
 
 @_function
-def _upper_bound(w: Any, own: Any, cell: Any, least: Any) -> Any:
+def _upper_bound(w, own, cell, least):
     # Upper bound of the log-weight in a cell, and how much a_2 makes it vary there along either axis. The bound holds where the
     # log-weight exceeds ``least``, and what is below counts as equally small. In a cell p and r are monotone in both
     # coordinates; s rises with the first and, along the second, has its extremes at the ends or where v is nearest to 0. The
@@ -349,7 +349,7 @@ def _upper_bound(w: Any, own: Any, cell: Any, least: Any) -> Any:
 
 
 @_function
-def _in_cell(w: Any, own: Any, cell: Any, x: Any, values: Any) -> None:
+def _in_cell(w, own, cell, x, values):
     # log-weight and the four variables of ``Sums`` (k, k, 5) at the product of k points x in [-1, 1]
     count = len(x)
     for j in range(count):
@@ -366,7 +366,7 @@ def _in_cell(w: Any, own: Any, cell: Any, x: Any, values: Any) -> None:
 
 
 @_function
-def _root_cells(w: Any, own: Any, accuracy: Any, cells: Any) -> Any:
+def _root_cells(w, own, accuracy, cells):
     # cells that cover the prior; their number
     reach, count = accuracy.reach, accuracy.root_cells
     start, end = own.v - reach * w.unit_v, own.v + reach * w.unit_v
@@ -383,7 +383,7 @@ def _root_cells(w: Any, own: Any, accuracy: Any, cells: Any) -> Any:
 
 
 @_function
-def _adaptive(w: Any, own: Any, accuracy: Any, variation: Any, rule: Any, work: Any, sums: Any) -> Any:
+def _adaptive(w, own, accuracy, variation, rule, work, sums):
     # Sums over cells in which the log-weight varies by no more than ``variation`` along either axis, in units of exp(top); top,
     # and whether it was given up. All cells of one depth are looked at before any is halved.
     x, mass = rule
@@ -455,7 +455,7 @@ def _adaptive(w: Any, own: Any, accuracy: Any, variation: Any, rule: Any, work: 
 
 
 @_function
-def _raised(top: Any, seen: Any, sums: Any) -> Any:
+def _raised(top, seen, sums):
     # the largest log-weight met so far, with the sums in units of its exponential
     if seen > top > -math.inf:
         sums *= math.exp(top - seen)
@@ -464,9 +464,9 @@ def _raised(top: Any, seen: Any, sums: Any) -> Any:
 
 @compiled
 def _integrate(
-    samples: Any, w: Any, accuracy: Any, variation: Any, quick: Any, rule: Any, rules: Any,
-    log_weight: Any, mean: Any, square: Any, rough: Any,
-) -> None:  # fmt: skip
+    samples, w, accuracy, variation, quick, rule, rules,
+    log_weight, mean, square, rough,
+):  # fmt: skip
     sums, other = np.empty(15), np.empty(15)
     most, nodes = 2 * accuracy.crowd, accuracy.nodes
     cells = np.empty((most, 4)), np.empty((most, 4)), np.empty((most, 5))
