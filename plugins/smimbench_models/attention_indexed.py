@@ -80,7 +80,7 @@ class AttentionIndexed(TokenModel):
     of leading axes in front of the signal's (P, d, d), ``adjoint`` the same in front of (n, P, C): several
     students that see the same inputs.
     Cost: ``2 n T d^2`` floating-point operations a component for ``forward`` and, by symmetry, down to half of
-    that for ``adjoint``. Beside its result a call holds a few megabytes (more from d = 500 on).
+    that for ``adjoint``. Besides its result a call holds a few megabytes (more from d = 500 on).
 
     References
     ----------

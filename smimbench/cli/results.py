@@ -31,7 +31,7 @@ __all__ = ["Results", "kept_document", "present", "present_document", "stored_re
 
 
 SAID = ".said"
-"""Beside records: what was last said of changed code, so that it is said once and not at every table."""
+"""Next to records: what was last said of changed code, so that it is said once and not at every table."""
 
 
 class Results:

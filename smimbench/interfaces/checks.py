@@ -63,19 +63,17 @@ def check_latents(z: Array, components: int, sites: int) -> None:
 
 
 def checked_posterior(found: Any, omega: Array, *, second_moment: bool = False) -> Posterior:
-    """What a channel's ``posterior`` returned for latents ``omega`` (..., n, P, C), after a look at its form.
-
-    The axes in front are those of ``batched`` channels.
+    """What a channel's ``posterior`` returned for latents ``omega`` (n, P, C), after a look at its form.
 
     Raises
     ------
     ValueError
         If it is not a Posterior, or its parts are not arrays of real numbers of the right shape.
     """
-    *lead, n, P, C = omega.shape
-    parts: dict[str, tuple[int, ...]] = {"mean": (*lead, n, P, C), "covariance": (*lead, P, P)}
+    n, P, C = omega.shape
+    parts: dict[str, tuple[int, ...]] = {"mean": (n, P, C), "covariance": (P, P)}
     if second_moment:
-        parts["second_moment"] = (*lead, n, P, C, P, C)
+        parts["second_moment"] = (n, P, C, P, C)
     for name, shape in parts.items():
         value: Any = getattr(found, name, None)
         kind = str(getattr(value, "dtype", type(value).__name__))

@@ -95,8 +95,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
             E[z_c] = \omega_c + \frac{V}{V + \nu_c} \Big(\frac{y_c}{\sqrt{1 + \delta_c}} - \omega_c\Big),
             \qquad \mathrm{Var}(z_c) = \frac{V \nu_c}{V + \nu_c}.
 
-        ``y`` (n, C), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C); all of them may have an axis of
-        instances in front. ``rng`` is not used.
+        ``y`` (n, C), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C). ``rng`` is not used.
         """
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)

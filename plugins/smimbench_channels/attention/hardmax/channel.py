@@ -122,7 +122,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
 
         ``y`` (n, T), integers, ``omega`` (n, 1, C), ``V`` (1, 1), positive, ``second_moment`` (n, 1, C, 1, C). ``rng`` is for
         the Gibbs sampler; default: a fixed seed. With three tokens or more ValueError if a label cannot come from a symmetric
-        matrix; with two, all arrays may have an axis of instances in front.
+        matrix.
         """
         check_latents(omega, 1, self.sites)
         if self.tokens == 2 and self.sweeps is None:

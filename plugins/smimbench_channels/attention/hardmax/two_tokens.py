@@ -63,8 +63,6 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
 
         E[z] = \omega + \sqrt{V/3} \sum_i s_i A_i j_i, \qquad
         \mathrm{Cov}(z) = V \Big(1 + \tfrac13 \sum_{ij} s_i s_j H_{ij}\, j_i j_j^T\Big)
-
-    All arrays may have an axis of instances in front; the average is over the samples of each.
     """
     xp = namespace(y, omega, V)
     (first, second), (kappa_1, kappa_2), variance = _margins(y, omega, V)

@@ -129,7 +129,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             \mathrm{Cov}(z) = V \frac{u u^T}{|u|^2}, \qquad |u|^2 = \frac{T^2}{2}.
 
         ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C); the ``covariance`` is V / C.
-        With one layer all of them may have an axis of instances in front. ``rng`` is not used.
+        ``rng`` is not used.
         """
         if self.layers == 2:
             return self._deep.posterior(y, omega, V, second_moment=second_moment, rng=rng)
