@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from smimbench_algorithms.averaged import Averaged
 from smimbench_algorithms.erm.algorithm import Erm
 from smimbench_algorithms.erm.fixed_point import ACCURACY, PENALTIES, best_penalty, minima
-from smimbench_algorithms.erm.losses import LOSSES, proximal
+from smimbench_algorithms.erm.integrals import LOSSES, proximal
 from smimbench_algorithms.least_squares import ridge_overlaps
 from smimbench_algorithms.ridge import Ridge
 

@@ -9,9 +9,8 @@ from scipy.optimize import brentq
 from scipy.special import k0, k1
 from scipy.stats import chi2
 from smimbench_algorithms.spectral import limit as spectral
-from smimbench_algorithms.spectral.algorithm import Spectral
+from smimbench_algorithms.spectral.algorithm import Spectral, first_order, first_order_theory
 from smimbench_algorithms.spectral.eigenvectors import RIGHTMOST, spectral_estimate
-from smimbench_algorithms.spectral.first_order import first_order, first_order_theory
 from smimbench_algorithms.spectral.limit import direction_mode, joint_mode, spectral_theory
 
 from smimbench.backend.device import Backend, get_backend

@@ -12,8 +12,7 @@ from smimbench.derive import observable
 from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Overlaps, require
 from smimbench.theory import limit_point
 from smimbench_algorithms.erm.fixed_point import PENALTIES, best_length, best_penalty, minima, why_not
-from smimbench_algorithms.erm.integrals import labels_of
-from smimbench_algorithms.erm.losses import LOSSES, Loss
+from smimbench_algorithms.erm.integrals import LOSSES, Loss, labels_of
 
 if TYPE_CHECKING:
     from smimbench.interfaces import AlgorithmPrediction, Conditions, Data

@@ -30,8 +30,7 @@ from smimbench.files import canonical_json
 from smimbench.interfaces import Overlaps
 from smimbench.numerics import Named
 from smimbench.theory import Host, prior_moments
-from smimbench_algorithms.erm.integrals import ACCURACY, OrderParameters, integrals_of, labels_of
-from smimbench_algorithms.erm.losses import LOSSES, Loss
+from smimbench_algorithms.erm.integrals import ACCURACY, LOSSES, Loss, OrderParameters, integrals_of, labels_of
 from smimbench_algorithms.least_squares import noise_of_identity, ridge_overlaps, ridge_shares
 
 if TYPE_CHECKING:
