@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from smimbench.run.store import Store
     from smimbench.suite.cells import Suite
 
-__all__ = ["Results", "kept_document", "present", "present_document", "stored_results"]
+__all__ = ["Results", "kept_document", "name_figures", "present", "present_document", "stored_results"]
 
 
 SAID = ".said"
@@ -340,6 +340,11 @@ def _draw_figures(results: Results, *, silent: bool) -> None:
     except THEORY_ERRORS as error:  # a finer grid may ask a plugin more than the tables did
         complain(f"no figure: {error_line(error)}")
         return
-    for path in () if silent else paths:
+    name_figures(() if silent else paths)
+
+
+def name_figures(paths: Iterable[Path]) -> None:
+    """Say where figures are."""
+    for path in paths:
         if path.suffix == ".png":
             click.echo(f"figure:  {path} (and .svg, .pdf, .csv)")

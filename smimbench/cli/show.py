@@ -31,7 +31,7 @@ from smimbench.cli.options import (
     print_json,
     several,
 )
-from smimbench.cli.results import Results, kept_document, present_document, stored_results
+from smimbench.cli.results import Results, kept_document, name_figures, present_document, stored_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,9 +117,7 @@ def theory(
     for table in (*own_theory_tables(document), *tables):
         console.print(table, crop=False)
         console.print()
-    for path in paths:
-        if path.suffix == ".png":
-            click.echo(f"figure:  {path} (and .svg, .pdf, .csv)")
+    name_figures(paths)
     return code
 
 

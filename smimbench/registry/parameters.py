@@ -17,7 +17,7 @@ from smimbench.interfaces import ParameterError
 from smimbench.interfaces.checks import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from smimbench.files import JsonObject
 
@@ -27,11 +27,15 @@ ENGINE_FILLED = {"channel": ("tokens",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
 
-def signature_of(cls: Any) -> Mapping[str, inspect.Parameter]:
+def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
     wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(cls).parameters.values()
     return {p.name: p for p in found if p.kind in wanted}
+
+
+signature_of: Callable[[Any], Mapping[str, inspect.Parameter]] = functools.cache(_signature)
+"""The same, found once for each class: every cell builds its items anew."""
 
 
 def ignored_default(cls: Any) -> str | None:
