@@ -16,11 +16,14 @@ from smimbench_algorithms.nuclear.limit import (
     best_penalty,
     fixed_point,
     label_observations,
+    null_eigenvalues,
     observations,
     perfect_recovery,
+    shrink,
+    shrunk,
+    shrunk_spectrum,
     vanishing_penalty,
 )
-from smimbench_algorithms.nuclear.shrinkage import null_eigenvalues, shrink, shrunk, shrunk_spectrum
 from smimbench_algorithms.ridge import Ridge
 from smimbench_algorithms.sgd import Sgd
 from smimbench_priors.wishart import Wishart

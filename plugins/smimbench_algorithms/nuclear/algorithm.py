@@ -19,8 +19,8 @@ from smimbench_algorithms.nuclear.limit import (
     no_theory,
     observations,
     perfect_recovery,
+    shrink,
 )
-from smimbench_algorithms.nuclear.shrinkage import shrink
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
