@@ -22,6 +22,7 @@ import pluggy
 from smimbench import hookspecs
 from smimbench.files import error_line, suggestion
 from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Metric, Model, Prior
+from smimbench.interfaces.checks import shown
 from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import ignored_default
@@ -378,16 +379,21 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
         return f"lacks {', '.join(missing)}"
     if choices:
         return _missing_choice(BASES[kind], cls, choices)
-    if not isinstance(cls.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", cls.name):
-        return f"name must be lower-case letters, digits, '.', '_' or '-', got {cls.name!r}"
-    if isinstance(cls.version, bool) or not isinstance(cls.version, int):
-        return f"version must be an integer, got {cls.version!r}"
-    if not isinstance(cls.reference, str) or not cls.reference.strip():
-        return f"reference must say where the equations are from, got {cls.reference!r}"
-    if not isinstance(cls.capabilities, Capabilities):
-        return f"capabilities must be a smimbench.Capabilities, got {type(cls.capabilities).__name__}"
-    if kind == "metric" and cls.direction not in DIRECTIONS:
-        return f"direction must be one of {', '.join(DIRECTIONS)}, got {cls.direction!r}"
+    named = isinstance(cls.name, str) and re.fullmatch(r"[a-z0-9][a-z0-9._-]*", cls.name)
+    rules = {
+        "name must be lower-case letters, digits, '.', '_' or '-'": (named, cls.name),
+        "version must be an integer": (type(cls.version) is int, cls.version),
+        "reference must say where the equations are from": (
+            isinstance(cls.reference, str) and cls.reference.strip(),
+            cls.reference,
+        ),
+        "capabilities must be a smimbench.Capabilities": (isinstance(cls.capabilities, Capabilities), cls.capabilities),
+    }
+    if kind == "metric":
+        rules[f"direction must be one of {', '.join(DIRECTIONS)}"] = (cls.direction in DIRECTIONS, cls.direction)
+    for rule, (kept, value) in rules.items():
+        if not kept:
+            return f"{rule}, got {shown(value)}"
     return ignored_default(cls)
 
 
