@@ -131,7 +131,7 @@ def test_everything_that_gives_little_runs_to_the_table(little, tmp_path, capsys
     assert 1.0 < found["noise"]["mean"] < 3.0
     code, out, err = call(capsys, "info", "noisy-sign", "--plugins", file)
     assert code == 0, err
-    assert "integrated from log_likelihood" in out
+    assert "posterior: from log_likelihood" in " ".join(out.split())
 
 
 def small_problem():
