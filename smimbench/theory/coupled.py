@@ -36,6 +36,7 @@ from smimbench.theory.types import NOTHING, HardPhase, Host, Prediction, Thresho
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
 
 __all__ = ["CoupledCurve", "free_entropy_between", "linear_response", "sweep"]
@@ -80,7 +81,7 @@ class CoupledCurve(Curve):
                 result.append(bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]))
         return result
 
-    def thresholds(self) -> dict[str, Any]:
+    def thresholds(self) -> JsonObject:
         """Critical sample ratios, see ``threshold_document``; a hard phase is looked for at a few of them."""
         problem, P = self.problem, self.problem.components
         bottom = prior_moments(problem)[1]

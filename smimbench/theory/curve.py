@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from smimbench.theory.types import HardPhase, Host, Prediction, Threshold
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
 
 __all__ = ["Curve", "bayes_optimal_first", "branch_ends", "perfect_limit", "perfect_prediction", "threshold_document"]
@@ -42,7 +43,7 @@ class Curve(ABC):
         """The fixed point of one branch at every sample ratio."""
 
     @abstractmethod
-    def thresholds(self) -> dict[str, Any]:
+    def thresholds(self) -> JsonObject:
         """All critical sample ratios, see ``threshold_document``."""
 
     def folds(self) -> bool:
@@ -147,10 +148,10 @@ def bayes_optimal_first(pair: list[Prediction]) -> list[Prediction]:
 def threshold_document(
     weak: Threshold | None,
     perfect: Threshold | None,
-    sequential: list[dict[str, Any]],
+    sequential: list[JsonObject],
     hard: HardPhase | None,
     reasons: dict[str, str],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Thresholds as plain data.
 
     Parameters
@@ -168,11 +169,11 @@ def threshold_document(
         list of ``{"layer", "value", "error"}`` in the order learned (layers count from 1); ``hard_phase``: ``[from, to]`` or
         None; ``reasons``: for each that is None, or empty, why.
     """
-    recovery: dict[str, Any] | None = perfect.document() if perfect else None
+    recovery: JsonObject | None = perfect.document() if perfect else None
     if hard and perfect and hard.algorithmic.value > perfect.value:
         recovery = {**hard.algorithmic.document(), "branch": "uninformed", "informed": recovery}
     names = ("spinodal", "information_theoretic", "algorithmic")
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "weak_recovery": weak.document() if weak else None,
         "perfect_recovery": recovery,
         "sequential": sequential,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from smimbench.theory.types import HardPhase, Host, Prediction, Threshold
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.theory.curve_stages import Stage
 
@@ -134,7 +135,7 @@ class FixedPointCurve(Continuation, Curve):
         qhat = self.ratios.qhat(node.x, stage.learned)
         if end == np.inf or len(stage.learned) < len(qhat):
             # The curve ends where numbers do: the error that is left is as uncertain as it is small.
-            return self._pack(alpha, qhat, [qhat * np.e], branch)
+            return self._pack(alpha, qhat, [qhat * np.exp(1.0)], branch)
         left = (end - target) / (end - node.log_alpha) if end > node.log_alpha else 0.0
         if left <= 0:
             return perfect_prediction(self.problem, alpha, branch)
@@ -206,7 +207,7 @@ class FixedPointCurve(Continuation, Curve):
         )
         return value, abs(moved - value)
 
-    def thresholds(self) -> dict[str, Any]:
+    def thresholds(self) -> JsonObject:
         """All critical sample ratios, see ``threshold_document``."""
         self.follow_bifurcations()
         hard = self._hard_phase()

@@ -34,6 +34,8 @@ __all__ = ["KINDS", "curve_errors", "generalization_error", "measured_error", "p
            "sampled_errors"]  # fmt: skip
 
 KINDS = ("bayes", "plugin", "constant")
+Errors = dict[str, Uncertain]
+"""Errors of prediction by kind."""
 SCRAMBLES = 32
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
 POINTS = 2**11
@@ -44,7 +46,7 @@ NODES = 25
 """Chebyshev nodes along a curve; doubled, the error of interpolation is squared."""
 
 
-def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Uncertain]:
+def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
     r"""Errors of prediction on the Bayes-optimal line.
 
     Parameters
@@ -59,7 +61,7 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
         error over scrambles. The Bayes error is ``E |f(z) - f(z')|^2 / 2`` with two independent draws from the posterior,
         which is unbiased; averaging draws into a predictor first would add its variance.
     """
-    known: dict[bytes, dict[str, Uncertain]] = kept(problem, "generalization_error", dict)
+    known: dict[bytes, Errors] = kept(problem, "generalization_error", dict)
     key = np.asarray(Q, dtype=float).tobytes() + np.asarray(V, dtype=float).tobytes()
     if key not in known:
         closed = problem.channel.generalization_error
@@ -67,16 +69,16 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
     return known[key]
 
 
-def _closed_errors(found: dict[str, Uncertain]) -> dict[str, Uncertain]:
+def _closed_errors(found: Errors) -> Errors:
     return _not_negative({kind: _scalar(found[kind]) for kind in KINDS})
 
 
-def sampled_errors(problem: Problem, Q: Array, V: Array) -> dict[str, Uncertain]:
+def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
     """``generalization_error`` from random points, whatever formulas the channel has."""
     return _errors_of_samples(problem, np.block([[Q + V, Q], [Q, Q]]), V, FAINT)
 
 
-def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> dict[str, Uncertain]:
+def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> Errors:
     """Errors of prediction of a given estimate.
 
     Parameters
@@ -93,7 +95,7 @@ def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: 
     return found
 
 
-def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> dict[str, Uncertain]:
+def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> Errors:
     """``generalization_error``, with what the numerical error (P,) of the diagonal of V makes of it.
 
     To first order and with the same random points; it is added to the stated errors.
@@ -101,9 +103,7 @@ def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> dict
     return _with_error_of_V(problem, generalization_error(problem, Q, V), Q, V, uncertain)
 
 
-def curve_errors(
-    problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncertain: Sequence[Array]
-) -> list[dict[str, Uncertain]]:
+def curve_errors(problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncertain: Sequence[Array]) -> list[Errors]:
     """``point_errors`` along a curve of one component; a long one is interpolated."""
     if len(Q) <= NODES:
         return [point_errors(problem, *point) for point in zip(Q, V, uncertain)]
@@ -111,9 +111,7 @@ def curve_errors(
     return [_with_error_of_V(problem, *point) for point in zip(along, Q, V, uncertain)]
 
 
-def _with_error_of_V(
-    problem: Problem, found: dict[str, Uncertain], Q: Array, V: Array, uncertain: Array
-) -> dict[str, Uncertain]:
+def _with_error_of_V(problem: Problem, found: Errors, Q: Array, V: Array, uncertain: Array) -> Errors:
     move = np.diag(np.minimum(np.broadcast_to(uncertain, len(V)), np.maximum(np.diagonal(Q), 0.0)))
     if move.max() <= 1e-8:  # less does not show
         return found
@@ -121,7 +119,7 @@ def _with_error_of_V(
     return {k: e._replace(error=e.error + abs(there[k].value - here[k].value)) for k, e in found.items()}
 
 
-def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:
+def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[Errors]:
     """Without the error of V.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
@@ -135,7 +133,7 @@ def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]
     nodes = middle + half * np.cos(np.pi * np.arange(NODES) / (NODES - 1))
     nodes = np.clip(nodes, 0.0, None)
     values = [generalization_error(problem, np.array([[second - s * s]]), np.array([[s * s]])) for s in nodes]
-    found: list[dict[str, Uncertain]] = [{} for _ in Q]
+    found: list[Errors] = [{} for _ in Q]
     for kind in KINDS:
         at_nodes = np.array([v[kind].value for v in values])
         noise = max(float(v[kind].error) for v in values)
@@ -153,7 +151,7 @@ def _scalar(found: Uncertain) -> Uncertain:
     return Uncertain(float(np.asarray(found.value)), float(np.asarray(found.error)), found.method)
 
 
-def _not_negative(found: dict[str, Uncertain]) -> dict[str, Uncertain]:
+def _not_negative(found: Errors) -> Errors:
     """Values that rounding or chance took below 0 are 0; one that is clearly negative is kept: it is wrong then."""
     rounding = 1e-14 * max(abs(entry.value) for entry in found.values())
     return {
@@ -162,7 +160,7 @@ def _not_negative(found: dict[str, Uncertain]) -> dict[str, Uncertain]:
     }
 
 
-def _errors_of_samples(problem: Problem, joint: Array, V: Array, faint: float = 0.0) -> dict[str, Uncertain]:
+def _errors_of_samples(problem: Problem, joint: Array, V: Array, faint: float = 0.0) -> Errors:
     channel: Any = problem.channel
     P, C = problem.components, problem.model.sites
     mixing, spread = symmetric_root(joint), symmetric_root(V)

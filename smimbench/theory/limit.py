@@ -13,10 +13,12 @@ from smimbench.interfaces import AlgorithmPrediction, Overlaps
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.registry.adapters import refusal
 from smimbench.theory.generalization import measured_error
+from smimbench.theory.types import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem
     from smimbench.theory.types import Host
@@ -112,14 +114,14 @@ def limit_point(
         errors = {name: np.hypot(spread[name], errors[name]) for name in values}
     low = problem.model.rank == "low"
     names = ("cosine", "squared_cosine") if low else ("cosine",)
-    more: dict[str, Any] = {name: values[name].tolist() for name in names}
+    more: JsonObject = {name: values[name].tolist() for name in names}
     more |= {f"{name}_error": errors[name].tolist() for name in names}
-    more |= {"alpha": float(alpha), "overlap_error": _plain(errors["overlap"])}
+    more |= {"alpha": float(alpha), "overlap_error": plain(errors["overlap"])}
     claimed = None if V is None else np.diagonal(V)
     more["calibration"] = None if claimed is None else (claimed / np.maximum(values["mse"], 1e-300)).tolist()
     if prediction:
         few = [starts[:PREDICTIONS] for starts in moved[: max(1, PREDICTIONS // len(moved[0]))]]
-        each = [[measured_error(problem, *_transposed(overlaps), V) for overlaps in starts] for starts in few]
+        each = [[measured_error(problem, o.truth, o.cross.T, o.own, V) for o in starts] for starts in few]
         # Evaluations differ by chance, starts do not, unless only some of them are looked at.
         groups = each if len(moved[0]) <= PREDICTIONS else [[one] for one in each[0]]
         means = {kind: [np.mean([e[kind].value for e in starts]) for starts in groups] for kind in each[0][0]}
@@ -138,11 +140,6 @@ def limit_point(
     )
 
 
-def _transposed(overlaps: Overlaps) -> tuple[Host, Host, Host]:
-    """As ``measured_error`` takes them: the signal's components are the rows of the second."""
-    return overlaps.truth, overlaps.cross.T, overlaps.own
-
-
 def _propagated_error(
     stacks: Sequence[Overlaps], uncertain: Overlaps | None, values: dict[str, Host]
 ) -> dict[str, Host]:
@@ -157,11 +154,6 @@ def _propagated_error(
         for name, found in moved.items():
             total[name] += np.abs(np.mean(found, axis=0) - values[name])
     return total
-
-
-def _plain(values: Host) -> Any:
-    found = [float(value) for value in values]
-    return found[0] if len(found) == 1 else found
 
 
 def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
@@ -193,7 +185,7 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
     return found
 
 
-def own_document(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+def own_document(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> JsonObject | str:
     """The same as a point of the JSON of ``smimbench theory``."""
     found = own_theory(algorithm, problem, alpha, conditions)
     return found if isinstance(found, str) else found.document()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from smimbench.theory.coupled import CoupledCurve, sweep
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.scalar import ScalarCurve
+from smimbench.theory.types import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Uncertain
     from smimbench.problem.problem import Problem
     from smimbench.theory.curve import Curve
@@ -51,7 +53,7 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
     return curve_of(problem).competing([float(alpha) for alpha in alphas])
 
 
-def thresholds(problem: Problem) -> dict[str, Any]:
+def thresholds(problem: Problem) -> JsonObject:
     """All thresholds of a problem as plain data; see ``smimbench.theory.curve.threshold_document``."""
     return curve_of(problem).thresholds()
 
@@ -79,15 +81,13 @@ def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
         sweep(problem, values, kind)
 
 
-def point_document(
-    problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None
-) -> dict[str, Any]:
+def point_document(problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None) -> JsonObject:
     """One point of the theory's JSON; ``errors`` are those of prediction on fresh samples."""
-    document: dict[str, Any] = {
+    document: JsonObject = {
         "alpha": prediction.alpha,
-        "mse": _scalar(prediction.mse),
-        "mse_error": _scalar(prediction.error),
-        "alpha_error": _scalar(np.broadcast_to(prediction.alpha_error, prediction.error.shape)),
+        "mse": plain(prediction.mse),
+        "mse_error": plain(prediction.error),
+        "alpha_error": plain(np.broadcast_to(prediction.alpha_error, prediction.error.shape)),
         "overlap": np.asarray(prediction.Q).tolist(),
         "branch": prediction.branch,
         "method": prediction.method,
@@ -102,7 +102,7 @@ def point_document(
     return document | _cosines(problem, prediction)
 
 
-def _cosines(problem: Problem, prediction: Prediction) -> dict[str, Any]:
+def _cosines(problem: Problem, prediction: Prediction) -> JsonObject:
     """The squared cosine, which the overlap of a low-rank run estimates, where the signal does not have length 1."""
     second = np.diagonal(prior_moments(problem)[0])
     if problem.model.rank != "low" or np.allclose(second, 1, rtol=0, atol=1e-9):
@@ -111,8 +111,3 @@ def _cosines(problem: Problem, prediction: Prediction) -> dict[str, Any]:
         "squared_cosine": (np.diagonal(np.asarray(prediction.Q)) / second).tolist(),
         "squared_cosine_error": (np.asarray(prediction.error) / second).tolist(),
     }
-
-
-def _scalar(values: Any) -> Any:
-    found = [float(v) for v in values]
-    return found[0] if len(found) == 1 else found

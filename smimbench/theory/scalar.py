@@ -20,11 +20,12 @@ from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import HELD, NEVER, Curve, branch_ends, threshold_document
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
-from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
+from smimbench.theory.types import NOTHING, HardPhase, Host, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Array
     from smimbench.problem.problem import Problem
 
@@ -83,7 +84,7 @@ class ScalarCurve(Curve):
         return kept(problem, "scalar_curve", lambda: cls(problem))
 
     @cached_property
-    def _evaluated(self) -> tuple[np.ndarray[Any, Any], ...]:
+    def _evaluated(self) -> tuple[Host, ...]:
         """Nodes, alpha and its error; a sampled curve gets as many nodes as its interpolation needs."""
         nodes = self.log_qhat
         alpha, error = self.alpha_of(nodes)
@@ -153,7 +154,7 @@ class ScalarCurve(Curve):
         return PchipInterpolator(self.nodes[finite], np.log(self.alpha[finite]))
 
     @cached_property
-    def _along(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _along(self) -> tuple[Host, Host]:
         """Nodes of log Qhat with their alpha, between which alpha is monotonic: turning points are nodes, too.
 
         Sampled curves are interpolated, and turn at nodes only.
@@ -288,7 +289,7 @@ class ScalarCurve(Curve):
 
     # -- thresholds ---------------------------------------------------------------------------------------------
 
-    def thresholds(self) -> dict[str, Any]:
+    def thresholds(self) -> JsonObject:
         """All critical sample ratios, see ``threshold_document``."""
         weak = self.weak_limit()
         sequential = [{"layer": 1, **weak.document()}] if weak else []

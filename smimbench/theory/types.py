@@ -7,12 +7,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NOTHING", "Bifurcation", "HardPhase", "Host", "Prediction", "Threshold"]
+__all__ = ["NOTHING", "Bifurcation", "HardPhase", "Host", "Prediction", "Threshold", "plain"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
 NOTHING = 1e-9
 """Information, or an error of the signal, that counts as zero; doubled, channels of half that information are uninformative."""
+
+
+def plain(values: Any) -> float | list[float]:
+    """Values of the components as JSON: of a single one a number."""
+    found = [float(value) for value in values]
+    return found[0] if len(found) == 1 else found
 
 
 @dataclass(frozen=True)
@@ -39,16 +45,16 @@ class Prediction:
     """
 
     alpha: float
-    Q: np.ndarray[Any, Any]
-    V: np.ndarray[Any, Any]
-    error: np.ndarray[Any, Any]
+    Q: Host
+    V: Host
+    error: Host
     branch: str
     method: str
     free_entropy: float | None = None
-    alpha_error: np.ndarray[Any, Any] | float = 0.0
+    alpha_error: Host | float = 0.0
 
     @property
-    def mse(self) -> np.ndarray[Any, Any]:
+    def mse(self) -> Host:
         """Mean squared error of every component (P,)."""
         return np.diagonal(self.V)
 

@@ -33,6 +33,7 @@ from smimbench.theory.types import NOTHING, Host
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
 
 __all__ = ["DRAWS", "Check", "verify_information", "verify_point"]
@@ -95,7 +96,7 @@ class Check:
         width = math.hypot(self.error, self.standard_error, 1e-9 * max(abs(self.printed), 1e-3))
         return 0.0 if self.bound and gap < 0 else gap / width
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """As plain data; components count from 1."""
         document = asdict(self) | {"z": self.z if self.decided else None}
         del document["effective"]
@@ -123,7 +124,7 @@ def _check(
 
 
 def verify_point(
-    problem: Problem, point: dict[str, Any], draws: int = DRAWS, on_draws: Callable[[int], None] = lambda count: None
+    problem: Problem, point: JsonObject, draws: int = DRAWS, on_draws: Callable[[int], None] = lambda count: None
 ) -> list[Check]:
     """Compare every number of a reported point with plain draws.
 
@@ -164,7 +165,7 @@ def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -
 class _PointByDraws:
     """A reported point and the draws at its overlap."""
 
-    def __init__(self, problem: Problem, point: dict[str, Any], draws: int, on_draws: Callable[[int], None]) -> None:
+    def __init__(self, problem: Problem, point: JsonObject, draws: int, on_draws: Callable[[int], None]) -> None:
         self.problem, self.point, self.draws, self.on_draws = problem, point, draws, on_draws
         self.alpha, P = float(point["alpha"]), problem.components
         self.scale = float(problem.model.kappa) * self.alpha
