@@ -23,6 +23,12 @@ TWO = ONE.replace("noise = 0.2", "noise = [0.2, 0.8]")
 COMPONENTS = ONE.replace("noise = 0.2", "noise = 0.2, components = 2")
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """The folder ``results`` is that of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
 def stored(folder, suite, mse):
     """Results of a suite, every cell with the error that is given for its noise."""
     store = Store(folder)

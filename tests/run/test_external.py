@@ -19,6 +19,12 @@ from tests.helpers import SUITE, call, write_suite
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """The folder ``results`` is that of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
 def sent(folder, capsys, *options):
     suite, file = write_suite(folder, SUITE), folder / "instance.npz"
     code, out, _ = call(capsys, "data", suite, "--output", file, "--json", *options)
