@@ -12,9 +12,8 @@ from smimbench.interfaces import Algorithm, Overlaps, Plan, checked_posterior
 from smimbench.numerics import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Data
+    from smimbench.interfaces import Array, Data, Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 PROBES = 16
 """Random labels at which a posterior is tested for being Gaussian."""

@@ -15,9 +15,8 @@ from smimbench.theory import Prediction, information_at, limit_point, point_docu
 from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression, ridge_overlaps
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Data
+    from smimbench.interfaces import Data, Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 """Values of lambda to choose from."""

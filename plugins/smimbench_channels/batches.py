@@ -14,7 +14,7 @@ from smimbench.numerics import places_at_mask, put_at_mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = [
     "Host",
@@ -29,7 +29,6 @@ __all__ = [
     "uncertain_like",
 ]
 
-Host = np.ndarray[Any, Any]
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
@@ -81,7 +80,7 @@ def shifted_second_moment(centre: Array, shift: Array, spread: Array, dtype: Any
     return xp.astype((second + spread)[:, None, :, None, :], dtype)
 
 
-def on_host(*arrays: Array) -> list[np.ndarray[Any, Any]]:
+def on_host(*arrays: Array) -> list[Host]:
     """The arrays in float64, broadcast to one shape, on the host."""
     return list(np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in arrays)))
 

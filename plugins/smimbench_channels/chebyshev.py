@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Polynomials", "fitted", "lobatto_points"]
+from smimbench.interfaces import Host
 
-Host = np.ndarray[Any, np.dtype[np.float64]]
+__all__ = ["Polynomials", "fitted", "lobatto_points"]
 
 
 class Polynomials(NamedTuple):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["AttentionIndexed"]
 
@@ -116,7 +116,7 @@ class AttentionIndexed(TokenModel):
         """``(P, d, d)``."""
         return (components, dimension, dimension)
 
-    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> np.ndarray[Any, Any]:
+    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
         """Symmetric Gaussian noise (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it.
 
         It is the noise of ``R = S + Qhat^(-1/2) Z`` and has the semicircle of variance 1 as its spectrum

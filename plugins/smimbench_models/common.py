@@ -5,7 +5,7 @@ signal by symmetry, shapes are checked.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import array_api_compat
 import numpy as np
@@ -15,7 +15,7 @@ from smimbench.interfaces import SYMMETRIES, Capabilities, Model, ParameterError
 from smimbench.interfaces.checks import MOST_TOKENS, check_whole
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 # Numbers for each latent that a posterior holds at once on an accelerator. Doubled: more chunks where memory is short.
 _POSTERIOR_NUMBERS = 64
@@ -50,7 +50,7 @@ class TokenModel(Model):
         """``n / d`` or ``n / d^2``."""
         return n / self._unit(dimension)
 
-    def draw_inputs(self, rng: np.random.Generator, out: np.ndarray[Any, Any]) -> None:
+    def draw_inputs(self, rng: np.random.Generator, out: Host) -> None:
         """Fill the host array ``out`` (n, T, d) with iid N(0, 1) numbers, in place.
 
         The numbers are drawn in float64 whatever the dtype of ``out``, so that all dtypes see the same instance, rounded.
@@ -168,11 +168,11 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     return xp.reshape(flat, shape)
 
 
-def _best_symmetry(matrix: np.ndarray[Any, Any], symmetry: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _best_symmetry(matrix: Host, symmetry: str) -> tuple[Host, Host]:
     """Order (P,) of the estimate's components, and their signs (P,), with the largest sum of ``matrix[p, order[p]]``."""
     rows = np.arange(len(matrix))
 
-    def matched(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def matched(scores: Host) -> Host:
         if "permutations" not in symmetry:
             return rows
         from scipy.optimize import linear_sum_assignment

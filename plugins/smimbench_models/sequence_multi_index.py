@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import array_api_compat
 import numpy as np
@@ -15,7 +15,7 @@ from smimbench_models import sequence_mixed
 from smimbench_models.common import TokenModel
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["SequenceMultiIndex"]
 
@@ -82,7 +82,7 @@ class SequenceMultiIndex(TokenModel):
         """``(P, D)``."""
         return (components, dimension)
 
-    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> np.ndarray[Any, Any]:
+    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
         """White noise (P, D), iid N(0, 1), of ``R = W + Qhat^(-1/2) Z``."""
         return rng.standard_normal((components, dimension))
 

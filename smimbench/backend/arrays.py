@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = [
     "NUMPY",
@@ -101,10 +101,10 @@ class _ThroughTheHost:
 
 
 # What was sent last, and its copy on the host. Doubled: twice as many small matrices kept.
-_SENT: deque[tuple[Array, np.ndarray[Any, Any]]] = deque(maxlen=16)
+_SENT: deque[tuple[Array, Host]] = deque(maxlen=16)
 
 
-def send(host: np.ndarray[Any, Any], like: Array) -> Array:
+def send(host: Host, like: Array) -> Array:
     """A small host array where ``like`` lives, in its dtype; ``to_host`` of the result does not wait for the device.
 
     For matrices between components, which are computed on the host: a launch for each operation on four numbers costs
@@ -142,11 +142,11 @@ def read_together(*arrays: Any) -> list[Any]:
     return found
 
 
-def _sent(array: Array) -> np.ndarray[Any, Any] | None:
+def _sent(array: Array) -> Host | None:
     return next((host for there, host in _SENT if there is array), None)
 
 
-def to_host(array: Array) -> np.ndarray[Any, Any]:
+def to_host(array: Array) -> Host:
     """The array as a NumPy array; the only way from a device to the host."""
     if isinstance(array, np.ndarray):
         return array

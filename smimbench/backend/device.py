@@ -20,7 +20,7 @@ from smimbench.backend.arrays import on_device
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["Backend", "BackendError", "Elapsed", "backend_names", "get_backend"]
 
@@ -105,7 +105,7 @@ class Backend:
         host = np.random.Generator(np.random.PCG64DXSM(seed))
         return lambda shape: self.asarray(host.standard_normal(shape), dtype="float64")
 
-    def reader(self, host: np.ndarray[Any, Any]) -> Callable[[slice], Array]:
+    def reader(self, host: Host) -> Callable[[slice], Array]:
         """A function from slices of the samples to copies of them here, in the host's own data type."""
         return lambda part: self.asarray(host[part], dtype=host.dtype.name)
 

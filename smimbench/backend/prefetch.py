@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["Prefetch", "pinned_transfers"]
 
@@ -69,7 +67,7 @@ class Prefetch:
 _PINNED: set[int] = set()
 
 
-def pinned_transfers(cupy: Any, host: np.ndarray[Any, Any]) -> Prefetch:
+def pinned_transfers(cupy: Any, host: Host) -> Prefetch:
     """Transfers to a GPU from a host array whose pages are locked, once and for as long as it lives, on a stream of their own.
 
     Raises whatever CUDA raises where pages cannot be locked: limits of the system, memory that is not the process's own.
@@ -87,7 +85,7 @@ def pinned_transfers(cupy: Any, host: np.ndarray[Any, Any]) -> Prefetch:
     return Prefetch(len(host), begin, lambda event: cupy.cuda.get_current_stream().wait_event(event))
 
 
-def _pin(runtime: Any, host: np.ndarray[Any, Any]) -> None:
+def _pin(runtime: Any, host: Host) -> None:
     name, address = id(host), host.ctypes.data
     if name in _PINNED:
         return

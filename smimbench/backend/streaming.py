@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from smimbench.backend.device import Backend
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["SHARE_OF_MEMORY", "DrawnInputs", "NarrowInputs", "StreamedInputs", "fits", "sample_chunks", "take_samples"]
 
@@ -45,7 +45,7 @@ class StreamedInputs:
         When it is used as a whole.
     """
 
-    def __init__(self, host: np.ndarray[Any, Any], backend: Backend) -> None:
+    def __init__(self, host: Host, backend: Backend) -> None:
         # An empty array of the right kind knows device and dtype in the backend's own terms.
         self._begin(host.shape, backend.asarray(host[:0]), backend.reader(host))
 
@@ -90,7 +90,7 @@ class StreamedInputs:
         del api_version
         return namespace(self.like)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
+    def __array__(self, *args: Any, **kwargs: Any) -> Host:
         raise TypeError(_WHOLE)
 
 
@@ -148,7 +148,7 @@ class NarrowInputs(StreamedInputs):
         self._begin(stored.shape, like, lambda part: stored[part, ...])
         self.itemsize = 4
 
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
+    def __array__(self, *args: Any, **kwargs: Any) -> Host:
         return np.asarray(to_host(self.stored), dtype=np.float64)
 
 

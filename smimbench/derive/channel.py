@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
     from smimbench.derive.samples import Moments
-    from smimbench.interfaces import Array, Model, Uncertain
+    from smimbench.interfaces import Array, Host, Model, Uncertain
 
 __all__ = ["LARGEST_DIMENSION", "DerivedChannel", "IntegratedChannel", "complete_channel"]
 
@@ -208,7 +208,7 @@ class IntegratedChannel(DerivedChannel):
         return LikelihoodInformation(self.channel, P, self.sites, self.labels, blind, self.accuracy)
 
     @cached_property
-    def labels(self) -> np.ndarray[Any, Any] | None:
+    def labels(self) -> Host | None:
         """All values of a label that has few of them, and whose probabilities add up to one; None otherwise."""
         return few_labels(self.channel, self.sites)
 

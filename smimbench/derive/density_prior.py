@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend.arrays import NUMPY, clip, matching, namespace, to_host
 from smimbench.derive.channel import IntegratedChannel
-from smimbench.derive.derived_prior import DerivedLaw, Host, below_linear, error_curve
+from smimbench.derive.derived_prior import DerivedLaw, below_linear, error_curve
 from smimbench.interfaces import Channel, Denoised, ParameterError
 from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
@@ -19,7 +19,7 @@ from smimbench.numerics.panels import values_by_panels
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["DensityPrior"]
 

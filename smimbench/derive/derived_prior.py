@@ -15,11 +15,10 @@ from smimbench.numerics.linalg import symmetric
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["LOWEST", "DerivedLaw", "DerivedPrior", "Host", "below_linear", "error_curve"]
 
-Host = np.ndarray[Any, np.dtype[np.float64]]
 
 LOWEST, HIGHEST = 1e-9, 1e16
 """Qhat below which nothing is known, and up to which curves are computed; ten times the one, or a tenth of the other, leaves

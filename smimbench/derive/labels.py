@@ -14,7 +14,7 @@ from smimbench.numerics.seeds import monte_carlo_rng
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array, ProblemLike
+    from smimbench.interfaces import Array, Host, ProblemLike
 
 
 def observable(channel: Any, y: Array) -> Array:
@@ -93,7 +93,7 @@ def is_exact(channel: Any, sites: int) -> bool:
     return bool((first != second).any(axis=1).mean() > 0.02)
 
 
-def few_labels(channel: Any, sites: int) -> np.ndarray[Any, Any] | None:
+def few_labels(channel: Any, sites: int) -> Host | None:
     """All values of a label that has few of them, and whose probabilities add up to one; None otherwise."""
     rng = monte_carlo_rng("likelihood: symmetry")
     z = probe(channel, sites, 4096)  # values of a smaller probability are not met

@@ -24,11 +24,10 @@ from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["LikelihoodInformation"]
 
-Host = np.ndarray[Any, Any]
 
 SCRAMBLES = 8
 """Independent scrambles, whose spread is the error; doubled, it costs twice as much and is known 1.4 times better."""

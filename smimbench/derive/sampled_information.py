@@ -32,11 +32,10 @@ from smimbench.numerics.statistics import FEWEST_EFFECTIVE, controlled_mean, eff
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["POINTS", "SCRAMBLES", "LabelMeans", "Labels", "label_means", "sampled_moments", "without_overlap"]
 
-Host = np.ndarray[Any, Any]
 
 SCRAMBLES = 16
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""

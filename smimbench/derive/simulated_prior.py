@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive.derived_prior import DerivedPrior, Host, error_curve
+from smimbench.derive.derived_prior import DerivedPrior, error_curve
 from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -15,7 +15,7 @@ from smimbench.numerics.seeds import monte_carlo_rng
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Model
+    from smimbench.interfaces import Host, Model
 
 __all__ = ["SimulatedPrior"]
 

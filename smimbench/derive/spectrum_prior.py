@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, to_host
-from smimbench.derive.derived_prior import LOWEST, DerivedLaw, Host, below_linear, error_curve
+from smimbench.derive.derived_prior import LOWEST, DerivedLaw, below_linear, error_curve
 from smimbench.interfaces import Denoised, Law, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
@@ -15,7 +15,7 @@ from smimbench.numerics.memo import kept
 from smimbench.numerics.quadrature import gauss_legendre
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["SpectrumPrior"]
 

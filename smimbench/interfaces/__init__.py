@@ -29,7 +29,7 @@ from smimbench.interfaces.algorithm import (
     Plan,
     StoppingRule,
 )
-from smimbench.interfaces.basics import Array, Capabilities, Cost, ParameterError, Uncertain, require
+from smimbench.interfaces.basics import Array, Capabilities, Cost, Host, ParameterError, Uncertain, require
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior, Sampling
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.interfaces.item import Item, takes
@@ -52,6 +52,7 @@ __all__ = [
     "Data",
     "Denoised",
     "Factor",
+    "Host",
     "Info",
     "Item",
     "Law",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-__all__ = ["Array", "Capabilities", "Cost", "ParameterError", "Uncertain", "require"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Array", "Capabilities", "Cost", "Host", "ParameterError", "Uncertain", "require"]
 
 Array: TypeAlias = Any
+Host: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class ParameterError(ValueError):

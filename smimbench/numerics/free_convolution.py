@@ -36,11 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["FreeConvolution"]
-
-Host = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class FreeConvolution:

@@ -5,7 +5,7 @@ A symmetric matrix ``A = U diag(a) U^T`` is made of its eigenvalues: ``f(A) = U 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from smimbench.backend.arrays import clip, matching, namespace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = [
     "diagonal_at_least",
@@ -58,7 +58,7 @@ def symmetric_root(matrix: Array) -> Array:
     return spectral_function(matrix, lambda values: xp.sqrt(clip(values, 0.0, None)))
 
 
-def symmetric_logarithm(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def symmetric_logarithm(matrix: Host) -> Host:
     """Logarithm of one matrix (P, P) on the host; eigenvalues below 1e-12 of the largest, or negative by noise, count as that."""
     return np.asarray(
         spectral_function(matrix, lambda values: np.log(np.maximum(values, 1e-12 * max(values.max(), 1e-300))))

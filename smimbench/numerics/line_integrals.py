@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["IMPOSSIBLE", "LineMoments", "line_moments"]
 
-Host = np.ndarray[Any, Any]
 
 IMPOSSIBLE = -1e30
 """Stands for the logarithm of zero: sums and differences of it stay finite."""

@@ -11,6 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from smimbench.interfaces import Host
+
 __all__ = ["Named", "by_value", "kept"]
 
 T = TypeVar("T")
@@ -21,7 +23,7 @@ class _Array:
 
     __slots__ = ("array", "key")
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: Host) -> None:
         self.array = np.array(array, order="C")
         self.array.flags.writeable = False
         self.key = self.array.shape, self.array.dtype.str, self.array.tobytes()

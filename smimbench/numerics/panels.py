@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.polynomial import chebyshev
@@ -10,9 +10,10 @@ from numpy.polynomial import chebyshev
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from smimbench.interfaces import Host
+
 __all__ = ["values_by_panels"]
 
-Host = np.ndarray[Any, np.dtype[np.float64]]
 
 NODES = 16
 """Nodes of a panel. Doubled: half as many panels, and twice the work where one of them has to be halved."""

@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from smimbench.interfaces import Host
 from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.seeds import monte_carlo_rng
 
 __all__ = ["normal_points", "normal_scrambles", "uniform_points", "whitened_points"]
 
-Points = np.ndarray[Any, np.dtype[np.float64]]
+Points = Host
 
 KEPT = 4096
 """Sets of points that are remembered; most are of a few hundred points. Doubled: twice the memory, 100 MB for deep attention."""
@@ -44,7 +44,7 @@ def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Poi
 
     size = 1 << max(0, (count - 1).bit_length())
     points = qmc.Sobol(dimension, scramble=True, rng=monte_carlo_rng(purpose, *index)).random(size)[:count]
-    inside: np.ndarray[Any, np.dtype[np.float64]] = np.clip(points, 2.0**-54, 1.0 - 2.0**-53)
+    inside: Host = np.clip(points, 2.0**-54, 1.0 - 2.0**-53)
     inside.flags.writeable = False
     return inside
 

@@ -7,9 +7,10 @@ Every function returns read-only NumPy arrays ``nodes, weights``, (count,) each 
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any
 
 import numpy as np
+
+from smimbench.interfaces import Host
 
 __all__ = [
     "gauss_hermite",
@@ -20,10 +21,10 @@ __all__ = [
     "half_plane_hermite",
 ]
 
-Nodes = tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]
+Nodes = tuple[Host, Host]
 
 
-def _locked(nodes: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]) -> Nodes:
+def _locked(nodes: Host, weights: Host) -> Nodes:
     # The arrays are shared by all callers of a cached function.
     nodes.flags.writeable = False
     weights.flags.writeable = False
@@ -78,7 +79,7 @@ def gaussian_trapezoid(count: int, reach: float = 8.5) -> Nodes:
 
 
 @cache
-def gauss_kronrod() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def gauss_kronrod() -> tuple[Host, Host, Host]:
     """Kronrod nodes (15,) on (-1, 1), their weights, and the Gauss weights (7,) of every second node."""
     half = [0.991455371120812639206854697526329, 0.949107912342758524526189684047851]
     half += [0.864864423359769072789712788640926, 0.741531185599394439863864773280788]

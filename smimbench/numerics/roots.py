@@ -6,16 +6,16 @@ takes 0.2 s, which makes ``smimbench theory quickstart`` a quarter slower (0.73 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["bracketed_roots"]
+    from smimbench.interfaces import Host
 
-Host = np.ndarray[Any, Any]
+__all__ = ["bracketed_roots"]
 
 
 def bracketed_roots(

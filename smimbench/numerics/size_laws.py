@@ -15,6 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.interfaces import Host
+
 __all__ = [
     "FIRST_LAW",
     "LAWS",
@@ -27,7 +29,6 @@ __all__ = [
     "pooled_errors",
 ]
 
-Host = np.ndarray[Any, Any]
 
 FIRST_LAW = (1.0,)
 """What is tried first: corrections of order 1/D."""

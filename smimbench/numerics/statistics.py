@@ -10,11 +10,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["FEWEST_EFFECTIVE", "controlled_mean", "effective_sample_size", "normal_score"]
 
-Host = np.ndarray[Any, Any]
 
 FEWEST_EFFECTIVE = 50
 """Samples that must carry a mean. Near a jump of the labels (hardmax, sign) few do, and a mean that has missed them has a

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from smimbench.backend.device import Backend
-    from smimbench.interfaces import Array, Channel, Model, Start
+    from smimbench.interfaces import Array, Channel, Host, Model, Start
 
 __all__ = ["Instance", "draw_on", "locked", "stored_types"]
 
@@ -45,7 +45,7 @@ class Instance:
     """
 
     problem: Any  # its module imports this one
-    signal: np.ndarray[Any, Any]
+    signal: Host
     inputs: Array
     labels: Array
     sample_ratio: float
@@ -185,7 +185,7 @@ def draw_on(
     device: Backend,
     model: Model,
     channel: Channel,
-    signal: np.ndarray[Any, Any],
+    signal: Host,
     n: int,
     block_seed: Callable[[int], np.random.SeedSequence],
     rng: np.random.Generator,

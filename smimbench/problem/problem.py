@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
     from smimbench.files import JsonObject
+    from smimbench.interfaces import Host
     from smimbench.registry.registry import Entry
 
 __all__ = [
@@ -227,15 +228,13 @@ class Problem:
             )
         return Instance(self, signal, inputs, labels, self.model.sample_ratio(n, dimension))
 
-    def draw(
-        self, signal: np.ndarray[Any, Any], n: int, rng: np.random.Generator, dtype: str = "float64"
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def draw(self, signal: Host, n: int, rng: np.random.Generator, dtype: str = "float64") -> tuple[Host, Host]:
         """Inputs (n, T, D) and labels (n, ...) of n samples of a teacher, on the host."""
         model: Any = self.model
         stored, wide = stored_types(dtype)
         inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=stored)
         model.draw_inputs(rng, inputs)
-        labels: np.ndarray[Any, Any] | None = None
+        labels: Host | None = None
         for part in model.chunks(n, signal.shape[-1], self.components):
             z = model.forward(np.asarray(inputs[part], dtype=np.float64), signal)
             y = np.asarray(self.channel.forward(z, rng=rng))

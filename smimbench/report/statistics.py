@@ -16,6 +16,8 @@ from smimbench.run.loop import READINGS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from smimbench.interfaces import Host
+
 __all__ = [
     "EPSILONS", "ZERO", "Change", "against_theory", "change_between", "efficiency", "first_time", "half_interval",
     "learning_order", "mean_and_error", "mean_diagnostics", "mean_of", "near_goal", "near_threshold", "ratio_to_bayes",
@@ -51,7 +53,7 @@ def mean_of(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def mean_and_error(values: np.ndarray[Any, Any]) -> dict[str, float | None]:
+def mean_and_error(values: Host) -> dict[str, float | None]:
     """Mean, and its standard error where there are two values."""
     n = len(values)
     return {
@@ -60,7 +62,7 @@ def mean_and_error(values: np.ndarray[Any, Any]) -> dict[str, float | None]:
     }
 
 
-def against_theory(values: np.ndarray[Any, Any], expected: float | None, error: float | None) -> dict[str, Any]:
+def against_theory(values: Host, expected: float | None, error: float | None) -> dict[str, Any]:
     """Mean, standard error, theory and its error; ``z`` is their difference in units of both errors together."""
     found = mean_and_error(values)
     mean, sem = found["mean"], found["sem"]
@@ -72,7 +74,7 @@ def against_theory(values: np.ndarray[Any, Any], expected: float | None, error: 
     return {**found, "theory": expected, "theory_error": error, "difference": difference, "z": z}
 
 
-def ratio_to_bayes(values: np.ndarray[Any, Any], bayes: float | None, target: float) -> float | None:
+def ratio_to_bayes(values: Host, bayes: float | None, target: float) -> float | None:
     """Ratio of the mean to the Bayes-optimal error; blank where theory says 0."""
     if not len(values) or bayes is None or bayes <= target * ZERO:
         return None
@@ -159,7 +161,7 @@ def _quantile(freedom: float, level: float) -> float:
 # -- time -----------------------------------------------------------------------------------------------------------------
 
 
-def near_goal(bayes: Any, epsilon: float, target: float) -> np.ndarray[Any, Any]:
+def near_goal(bayes: Any, epsilon: float, target: float) -> Host:
     """Errors (P,) within ``1 + epsilon`` of the Bayes-optimal ones; the target where those are below it."""
     expected = np.atleast_1d(np.asarray(bayes, dtype=float))
     return np.where(expected > target, (1 + epsilon) * expected, target)
@@ -168,7 +170,7 @@ def near_goal(bayes: Any, epsilon: float, target: float) -> np.ndarray[Any, Any]
 AXES = ("iteration", "samples", "seconds")
 
 
-def first_time(trajectory: Trajectory | None, reached: np.ndarray[Any, Any] | None) -> dict[str, float]:
+def first_time(trajectory: Trajectory | None, reached: Host | None) -> dict[str, float]:
     """Iteration, samples and seconds at which a condition first holds along a trajectory; infinity where it never does.
 
     Samples are NaN where they are not counted.
@@ -183,7 +185,7 @@ def first_time(trajectory: Trajectory | None, reached: np.ndarray[Any, Any] | No
     return {"iteration": iteration, "samples": samples, "seconds": seconds}
 
 
-def time_near(trajectory: Trajectory | None, goal: np.ndarray[Any, Any]) -> dict[str, float]:
+def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
     """When the error of every component was first within its goal."""
     known = trajectory is not None and {"mse", *AXES[::2]} <= set(trajectory)
     return first_time(trajectory, (trajectory["mse"] <= goal).all(axis=1) if known and trajectory else None)
@@ -295,7 +297,7 @@ def _late_change(trajectory: Trajectory, target: float) -> tuple[float, float] |
     return (change if moves else 0.0), float(error.min() / error[-1]) if error[-1] > 0 else 1.0
 
 
-def _noise(part: np.ndarray[Any, Any]) -> float:
+def _noise(part: Host) -> float:
     """Standard error of the mean of a part of a course about its straight line.
 
     By means of its quarters: neighbors in time are alike, and count as few points, not as all that were measured.

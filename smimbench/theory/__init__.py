@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smimbench.theory.limit import aligned, limit_point, own_theory, scores
     from smimbench.theory.predictions import competing, point_document
     from smimbench.theory.recursion import exponential
-    from smimbench.theory.types import Host, Prediction
+    from smimbench.theory.types import Prediction
 
 # Imported when first used: this folder is imported whenever smimbench is.
 _HOME = {
@@ -24,11 +24,10 @@ _HOME = {
     **dict.fromkeys(("information_at", "offers_rough", "overlap_at", "prior_moments"), "information"),
     **dict.fromkeys(("aligned", "limit_point", "own_theory", "scores"), "limit"),
     **dict.fromkeys(("competing", "point_document"), "predictions"),
-    **dict.fromkeys(("Host", "Prediction"), "types"),
+    **dict.fromkeys(("Prediction",), "types"),
 }
 
 __all__ = [
-    "Host",
     "Prediction",
     "aligned",
     "competing",

@@ -25,8 +25,8 @@ from smimbench.theory.types import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
-    from smimbench.theory.types import Host
 
 __all__ = ["Accuracy", "ComponentRatios", "components_decouple"]
 
@@ -135,7 +135,8 @@ class ComponentRatios:
         """Overlap less its lowest value (P,) where all components have this Qhat."""
         # V keeps its digits where Q - bottom does not
         V = np.diagonal(self.overlap(np.full(len(self.second), qhat))[1])
-        return np.maximum(self.second - self.bottom - V, 0.0)
+        found: Host = np.maximum(self.second - self.bottom - V, 0.0)
+        return found
 
     def _critical(self, a: int) -> float:
         """Largest Qhat at which the overlap of a component still has its lowest value."""

@@ -30,12 +30,12 @@ from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_siz
 from smimbench.problem.problem import ProblemError
 from smimbench.theory.generalization import KINDS, sampled_errors
 from smimbench.theory.information import inverse_map, overlap_error_at, prior_moments
-from smimbench.theory.types import NOTHING, Host
+from smimbench.theory.types import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
     from smimbench.problem.problem import Problem
 
 __all__ = ["require_consistent", "require_consistent_at", "require_likelihood"]

@@ -28,9 +28,10 @@ from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import perfect_limit
 from smimbench.theory.curve_stages import Corrector, Node, Stage, change, lengths, polynomial
 from smimbench.theory.information import Evaluations, diagonals, information_at
-from smimbench.theory.types import NOTHING, Bifurcation, Host
+from smimbench.theory.types import NOTHING, Bifurcation
 
 if TYPE_CHECKING:
+    from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
 __all__ = ["Continuation"]

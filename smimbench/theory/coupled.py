@@ -31,12 +31,13 @@ from smimbench.theory.curve import (
 )
 from smimbench.theory.information import information_at, is_sampled, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, exponential, is_same_fixed_point
-from smimbench.theory.types import NOTHING, HardPhase, Host, Prediction, Threshold
+from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
 __all__ = ["CoupledCurve", "free_entropy_between", "linear_response", "sweep"]

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.theory.information import diagonals, information_at, is_sampled, overlap_at, prior_moments
-from smimbench.theory.types import HardPhase, Host, Prediction, Threshold
+from smimbench.theory.types import HardPhase, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
 __all__ = ["Curve", "bayes_optimal_first", "branch_ends", "perfect_limit", "perfect_prediction", "threshold_document"]

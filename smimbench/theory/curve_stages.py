@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.numerics.memo import kept
-from smimbench.theory.types import Host
 
 if TYPE_CHECKING:
+    from smimbench.interfaces import Host
     from smimbench.theory.component_ratios import ComponentRatios
 
 __all__ = ["Corrector", "Node", "Stage", "change", "lengths", "polynomial"]

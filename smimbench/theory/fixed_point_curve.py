@@ -11,12 +11,13 @@ from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.curve import HELD, NEVER, Curve, branch_ends, perfect_prediction, threshold_document
 from smimbench.theory.curve_stages import lengths
-from smimbench.theory.types import HardPhase, Host, Prediction, Threshold
+from smimbench.theory.types import HardPhase, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
     from smimbench.theory.curve_stages import Stage
 

@@ -14,12 +14,12 @@ from smimbench.interfaces import Uncertain
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.memo import kept
 from smimbench.problem.problem import ProblemError
-from smimbench.theory.types import NOTHING, Host
+from smimbench.theory.types import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array, Model
+    from smimbench.interfaces import Array, Host, Model
     from smimbench.problem.problem import Problem
 
 __all__ = [

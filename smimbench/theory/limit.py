@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.files import JsonObject
-    from smimbench.interfaces import Conditions
+    from smimbench.interfaces import Conditions, Host
     from smimbench.problem.problem import Problem
-    from smimbench.theory.types import Host
 
 __all__ = ["BRINGS_NONE", "aligned", "limit_point", "own_document", "own_theory", "scores"]
 

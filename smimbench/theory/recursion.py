@@ -14,12 +14,11 @@ import numpy as np
 
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.theory.information import diagonals, information_at, offers_rough, overlap_at, prior_moments
-from smimbench.theory.types import Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Uncertain
+    from smimbench.interfaces import Host, Uncertain
     from smimbench.problem.problem import Problem
 
 __all__ = ["UNFINISHED", "FixedPoint", "Recursion", "exponential", "is_same_fixed_point"]

@@ -20,13 +20,13 @@ from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import HELD, NEVER, Curve, branch_ends, threshold_document
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
-from smimbench.theory.types import NOTHING, HardPhase, Host, Prediction, Threshold
+from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.files import JsonObject
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
     from smimbench.problem.problem import Problem
 
 __all__ = ["ScalarCurve", "resolved", "turns"]

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from smimbench.interfaces import Host
+
 __all__ = ["NOTHING", "Bifurcation", "HardPhase", "Host", "Prediction", "Threshold", "plain"]
 
-Host = np.ndarray[Any, np.dtype[np.float64]]
 
 NOTHING = 1e-9
 """Information, or an error of the signal, that counts as zero; doubled, channels of half that information are uninformative."""

@@ -28,12 +28,13 @@ from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_siz
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.generalization import FAINT
 from smimbench.theory.information import information_at, inverse_map, overlap_at, overlap_error_at, prior_moments
-from smimbench.theory.types import NOTHING, Host
+from smimbench.theory.types import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from smimbench.files import JsonObject
+    from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
 __all__ = ["DRAWS", "Check", "verify_information", "verify_point"]

@@ -15,9 +15,8 @@ from smimbench_algorithms.erm.fixed_point import PENALTIES, best_length, best_pe
 from smimbench_algorithms.erm.integrals import LOSSES, Loss, labels_of
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 LENGTHS = ("posterior", "loss")
 

@@ -29,13 +29,14 @@ import numpy as np
 from smimbench.files import canonical_json
 from smimbench.interfaces import Overlaps
 from smimbench.numerics import Named
-from smimbench.theory import Host, prior_moments
+from smimbench.theory import prior_moments
 from smimbench_algorithms.erm.integrals import ACCURACY, LOSSES, Loss, OrderParameters, integrals_of, labels_of
 from smimbench_algorithms.least_squares import noise_of_identity, ridge_overlaps, ridge_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from smimbench.interfaces import Host
     from smimbench.problem import Problem
 
 PENALTIES = (1e-12, 1e12)

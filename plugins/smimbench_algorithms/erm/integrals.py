@@ -10,12 +10,12 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.derive import observable
 from smimbench.numerics import monte_carlo_rng, symmetric_root, whitened_points
-from smimbench.theory import Host, prior_moments
+from smimbench.theory import prior_moments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
     from smimbench.problem import Problem
 
 ROUNDING = 4 * float(np.finfo(float).eps)

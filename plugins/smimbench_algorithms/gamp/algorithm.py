@@ -17,9 +17,8 @@ from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 
 class StepControl(NamedTuple):

@@ -34,8 +34,8 @@ from smimbench.numerics import (
 from smimbench.theory import prior_moments
 
 if TYPE_CHECKING:
+    from smimbench.interfaces import Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 __all__ = ["ACCURACY", "SMALLEST_QHAT", "SMALLEST_V", "Accuracy", "OrderParameters", "sampled_step"]
 

@@ -35,9 +35,8 @@ from smimbench_algorithms.gamp.mismatched import ACCURACY, SMALLEST_QHAT, OrderP
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Conditions
+    from smimbench.interfaces import Conditions, Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 __all__ = ["first_correction", "gamp_theory", "information_along", "random_start_error"]
 

@@ -16,9 +16,8 @@ from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradie
 from smimbench_algorithms.nuclear.limit import wide_factor_point
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
 """And the parameters that each needs."""

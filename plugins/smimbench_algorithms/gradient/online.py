@@ -51,7 +51,6 @@ import numpy as np
 
 from smimbench.derive import observable, predict
 from smimbench.numerics import monte_carlo_rng
-from smimbench.theory import Host
 from smimbench_algorithms.gradient import online_fields
 from smimbench_algorithms.gradient.loss import loss_of
 from smimbench_algorithms.gradient.online_fields import evaluations, latents_of_a_step, local_fields, turned
@@ -59,7 +58,7 @@ from smimbench_algorithms.gradient.online_fields import evaluations, latents_of_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smimbench.interfaces import Overlaps
+    from smimbench.interfaces import Host, Overlaps
     from smimbench.problem import Problem
 
 LARGEST = 1e4

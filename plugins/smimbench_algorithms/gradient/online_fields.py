@@ -19,13 +19,13 @@ import numpy as np
 
 from smimbench.derive import observable, predict
 from smimbench.numerics import gauss_hermite, monte_carlo_rng, normal_points, symmetric_root
-from smimbench.theory import Host
 from smimbench_algorithms.gradient.loss import loss_of
 from smimbench_algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from smimbench.interfaces import Host
     from smimbench.problem import Problem
 
 

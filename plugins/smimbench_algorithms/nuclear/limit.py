@@ -37,9 +37,8 @@ from smimbench.theory import limit_point
 from smimbench_algorithms.least_squares import SAME, seen_by_labels
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
     from smimbench_algorithms.least_squares import Linear
 
 

@@ -21,9 +21,8 @@ from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.interfaces import Data, Denoised
+    from smimbench.interfaces import Data, Denoised, Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 ORIGINS = ("prior-mean", "zero")
 

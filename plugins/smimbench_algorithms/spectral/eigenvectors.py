@@ -20,9 +20,8 @@ from smimbench_algorithms.spectral.limit import (
 )
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Data
+    from smimbench.interfaces import Array, Data, Host
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 
 SMALLEST_V = 1e-3

@@ -43,10 +43,10 @@ from smimbench.backend import matching, namespace
 from smimbench.files import canonical_json
 from smimbench.interfaces import checked_posterior
 from smimbench.numerics import Named, monte_carlo_rng, normal_points, spectral_function, symmetric_root
-from smimbench.theory import Host, prior_moments
+from smimbench.theory import prior_moments
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
     from smimbench.problem import Problem
 
 KINDS = ("symmetric", "asymmetric")

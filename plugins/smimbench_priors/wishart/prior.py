@@ -11,10 +11,12 @@ import numpy as np
 from smimbench.backend import matching, namespace, on_device, read_together, send, to_host
 from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Law, Overlap, ParameterError, Prior, Uncertain
 from smimbench.interfaces.checks import check_number
-from smimbench_priors.wishart.spectral_law import Host, continued_map, eigenvalue_map, mmse, observed_law
+from smimbench_priors.wishart.spectral_law import continued_map, eigenvalue_map, mmse, observed_law
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from smimbench.interfaces import Host
 
 __all__ = ["Wishart"]
 

@@ -36,9 +36,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from smimbench.interfaces import Host
+
 __all__ = ["continued_map", "eigenvalue_map", "mmse", "observed_law"]
 
-Host = np.ndarray[Any, np.dtype[np.float64]]
 
 # Where Delta is smaller or larger than these the limits are exact to all digits; twice as far changes nothing.
 _SMALLEST_NOISE = 1e-40

@@ -17,7 +17,7 @@ from smimbench.files import attempt
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["CupyBackend", "cupy_advice", "describe_gpu", "free_memory", "normals_source", "open_backend"]
 
@@ -62,7 +62,7 @@ class CupyBackend(Backend):
 
         return draw
 
-    def reader(self, host: np.ndarray[Any, Any]) -> Callable[[slice], Array]:
+    def reader(self, host: Host) -> Callable[[slice], Array]:
         """Slices of the samples, moved while the slices before them are computed with, where the host's pages can be locked."""
         import cupy
 

@@ -25,11 +25,9 @@ from smimbench_channels.batches import joined
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["RowPosterior", "check_labels", "label_classes", "patterns", "row_posterior"]
-
-Host = np.ndarray[Any, Any]
 
 
 class Pattern(NamedTuple):

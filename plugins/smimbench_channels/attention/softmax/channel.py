@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.random import Generator
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["AttentionSoftmax"]
 
@@ -238,7 +238,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 NODES = (16, 10)
 
 
-def _two_token_errors(q: float, v: float, beta: float, count: int) -> np.ndarray[Any, Any]:
+def _two_token_errors(q: float, v: float, beta: float, count: int) -> Host:
     """Bayes, plug-in and constant error of the two-token label, by ``count`` Gauss-Legendre nodes in each panel.
 
     The formulas are those of ``AttentionSoftmax._two_token_error``.
@@ -253,7 +253,7 @@ def _two_token_errors(q: float, v: float, beta: float, count: int) -> np.ndarray
     return 4 * np.array([bayes, plugin, constant])
 
 
-def _logistic_spread(m: np.ndarray[Any, Any], width: float, beta: float, count: int) -> tuple[Any, Any]:
+def _logistic_spread(m: Host, width: float, beta: float, count: int) -> tuple[Any, Any]:
     """Variance of ``s(beta u)`` and ``E (s(beta u) - s(beta m))^2`` for ``u ~ N(m, width^2)``; m is (k,)."""
     from scipy.special import expit
 
@@ -268,9 +268,7 @@ def _logistic_spread(m: np.ndarray[Any, Any], width: float, beta: float, count: 
     return second - first**2, second
 
 
-def _normal_panels(
-    centre: np.ndarray[Any, Any], width: float, scales: list[float], count: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _normal_panels(centre: Host, width: float, scales: list[float], count: int) -> tuple[Host, Host]:
     """Nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``centre + width x``."""
     reach = 9.0  # leaves out 1e-19
     ladder = np.outer(scales, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)).ravel()  # distances from the step, in its widths

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
@@ -20,7 +20,7 @@ from smimbench_channels.attention.softmax.weight import ACCURACY, ROOT2, ROOT8, 
 from smimbench_channels.sequence.softmax.compiling import compiled
 
 if TYPE_CHECKING:
-    Host = np.ndarray[Any, Any]
+    from smimbench.interfaces import Host
 
 __all__ = ["crude_means", "integrals"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.random import Generator
 
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
 __all__ = ["STEEPEST", "TwoLayerAttention", "sampled_information"]
 
@@ -198,7 +198,7 @@ def _label_products(
 
 
 @cache
-def _normals(count: int, stream: int) -> np.ndarray[Any, Any]:
+def _normals(count: int, stream: int) -> Host:
     """Standard normals (sample, estimate or rest, layer, direction), scramble by scramble."""
     size = 1 << round(math.log2(max(2, count // ACCURACY.scrambles)))
     points = normal_scrambles(8, size, ACCURACY.scrambles, "two layers of attention: labels", stream)

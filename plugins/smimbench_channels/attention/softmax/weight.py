@@ -22,16 +22,15 @@ two-dimensional integral over ``(a_1, b_1)``, with nothing that is singular but 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import to_host
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from smimbench.interfaces import Array, Host
 
-    Host = np.ndarray[Any, Any]
 
 __all__ = ["ACCURACY", "DIRECTIONS", "ROOT2", "ROOT8", "Accuracy", "Frame", "Sample", "Sums", "Weight", "reduced"]
 

@@ -24,8 +24,8 @@ from functools import cache
 import numpy as np
 
 from smimbench.backend import special
+from smimbench.interfaces import Host
 from smimbench.numerics import gauss_legendre, log_cdf, normal_points
-from smimbench_channels.batches import Host
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from smimbench.backend import to_host
 from smimbench.derive import LabelMeans, Labels, label_means, without_overlap
-from smimbench.interfaces import Array, Uncertain
+from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
-from smimbench_channels.batches import Host, on_host, uncertain_like
+from smimbench_channels.batches import on_host, uncertain_like
 from smimbench_channels.sequence.softmax.deep.integrand import output_gap
 from smimbench_channels.sequence.softmax.last_layer import information as last_layer
 from smimbench_channels.sequence.softmax.network import Network, output

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, Posterior, Uncertain
+from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.numerics import gaussian_trapezoid
-from smimbench_channels.batches import Host, blocks, on_host, uncertain_like
+from smimbench_channels.batches import blocks, on_host, uncertain_like
 
 __all__ = ["information", "log_partition", "posterior", "susceptibility"]
 

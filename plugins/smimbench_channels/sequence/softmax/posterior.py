@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from smimbench.interfaces import Array
+from smimbench.interfaces import Array, Host
 from smimbench_channels.sequence.softmax.deep import importance
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
@@ -32,7 +28,7 @@ def integrate(
     network: Network,
     u: Array,
     omega: Array,
-    V: np.ndarray[Any, Any],
+    V: Host,
     *,
     accuracy: float,
     points: int,

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import clip, matching, namespace
-from smimbench.interfaces import Array
-from smimbench_channels.batches import Host, array_like, blocks, joined, put_tuple
+from smimbench.interfaces import Array, Host
+from smimbench_channels.batches import array_like, blocks, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep.integrand import Law, Points, make_law, total
 from smimbench_channels.sequence.softmax.deep.proposal import Proposal, Sizes, draw_mixture, propose
 from smimbench_channels.sequence.softmax.moments import Moments, moments_of_means

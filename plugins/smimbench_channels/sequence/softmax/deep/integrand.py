@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import clip, namespace
-from smimbench.interfaces import Array
+from smimbench.interfaces import Array, Host
 from smimbench.numerics import is_diagonal
-from smimbench_channels.batches import Host
 
 __all__ = [
     "SINGULAR",

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import clip
-from smimbench.interfaces import Array
+from smimbench.interfaces import Array, Host
 from smimbench.numerics import normal_points, uniform_points
-from smimbench_channels.batches import Host, array_like, identity_like
+from smimbench_channels.batches import array_like, identity_like
 from smimbench_channels.sequence.softmax import network
 from smimbench_channels.sequence.softmax.deep.integrand import (
     SINGULAR,

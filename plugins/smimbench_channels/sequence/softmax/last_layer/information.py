@@ -28,8 +28,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from smimbench.interfaces import Host
 from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points
-from smimbench_channels.batches import Host, blocks, joined
+from smimbench_channels.batches import blocks, joined
 from smimbench_channels.sequence.softmax.last_layer.posterior import KnownLayer, Moments, compress, posterior_moments
 from smimbench_channels.sequence.softmax.last_layer.tables import (
     ACCURACY,

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces import Array
-from smimbench_channels.batches import Host
+from smimbench.interfaces import Array, Host
 from smimbench_channels.sequence.softmax.last_layer.tables import Tables
 
 __all__ = ["KnownLayer", "Moments", "compress", "posterior_moments"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from smimbench_channels.batches import Host
+from smimbench.interfaces import Host
 from smimbench_channels.sequence.softmax.compiling import compiled
 
 __all__ = ["spread"]

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from smimbench.interfaces import Host
 from smimbench.numerics import normal_points
-from smimbench_channels.batches import Host
 from smimbench_channels.sequence.softmax.deep.integrand import mixing as mixing_of_layers
 
 __all__ = [

@@ -14,8 +14,8 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace, read_together, to_host
-from smimbench.interfaces import Array
-from smimbench_channels.batches import Host, array_like, put_tuple
+from smimbench.interfaces import Array, Host
+from smimbench_channels.batches import array_like, put_tuple
 from smimbench_channels.sequence.softmax.deep import importance
 from smimbench_channels.sequence.softmax.deep.integrand import total
 from smimbench_channels.sequence.softmax.moments import Moments, moments_of_means
