@@ -14,26 +14,6 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "JsonObject",
-    "StoreError",
-    "attempt",
-    "canonical_json",
-    "check_writable",
-    "error_line",
-    "error_place",
-    "plain_value",
-    "printable",
-    "read_json",
-    "remove_leftovers",
-    "steady_folder",
-    "suggestion",
-    "sync_folder",
-    "unless",
-    "write_atomically",
-]
-
-
 T = TypeVar("T")
 JsonObject = dict[str, Any]
 """A JSON object: a record, an answer of theory, ``run.json``."""

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = [
-    "AttentionChannel",
-    "HardmaxChannel",
-    "LinearChannel",
-    "SequenceChannel",
-    "SoftmaxChannel",
-    "log_softmax",
-    "softmax_vjp",
-]
-
 
 class SequenceChannel(Channel):
     """Of sequence multi-index models: a site for every token."""

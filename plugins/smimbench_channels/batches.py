@@ -16,19 +16,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = [
-    "Host",
-    "array_like",
-    "blocks",
-    "identity_like",
-    "joined",
-    "on_host",
-    "put_tuple",
-    "shifted_second_moment",
-    "uncentred",
-    "uncertain_like",
-]
-
 T = TypeVar("T", bound=tuple[Any, ...])
 
 

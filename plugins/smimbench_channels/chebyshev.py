@@ -9,8 +9,6 @@ import numpy as np
 
 from smimbench.interfaces import Host
 
-__all__ = ["Polynomials", "fitted", "lobatto_points"]
-
 
 class Polynomials(NamedTuple):
     """A polynomial (degree + 1, scrambles) for each scramble, in Chebyshev's basis of ``2 s - 1``; error of the fit.

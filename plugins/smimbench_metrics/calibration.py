@@ -14,8 +14,6 @@ from smimbench_metrics.component import PerComponent
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
 
-__all__ = ["Calibration"]
-
 SMALLEST = 1e-9
 """Squared errors below this, relative to the second moment, have no ratio: both sides are rounding. Doubled, next to nothing."""
 

@@ -10,8 +10,6 @@ from smimbench.interfaces import Capabilities, Metric
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
 
-__all__ = ["PerComponent"]
-
 
 class PerComponent(Metric):
     """One number per component; larger ones are better where a metric does not say otherwise."""

@@ -12,8 +12,6 @@ from smimbench_metrics.component import PerComponent
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
 
-__all__ = ["Cosine"]
-
 
 class Cosine(PerComponent):
     """Overlap over both norms, ``<S_hat_p, S_p> / (|S_hat_p| |S_p|)`` with the symmetry removed; 0 for an estimate that is 0."""

@@ -10,8 +10,6 @@ from smimbench.theory import measured_error
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims, Uncertain
 
-__all__ = ["BayesError", "ConstantError", "PluginError"]
-
 MEMORY = "generalization errors"
 
 

@@ -11,8 +11,6 @@ from smimbench_metrics.component import PerComponent
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
 
-__all__ = ["MSE"]
-
 
 class MSE(PerComponent):
     """Squared error of the signal with the symmetry removed: ``|S_p - S_hat_p|^2 / D``, 1 for the prior mean."""

@@ -13,8 +13,6 @@ from smimbench_metrics.component import PerComponent
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
 
-__all__ = ["Nishimori"]
-
 SMALLEST = 1e-9
 """Squared length of an estimate, in second moments of the signal, below which it has no ratio. Doubled, next to nothing."""
 

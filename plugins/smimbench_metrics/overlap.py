@@ -9,8 +9,6 @@ from smimbench_metrics.component import PerComponent
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
 
-__all__ = ["Overlap"]
-
 
 class Overlap(PerComponent):
     """Low rank: squared cosine between each component and its teacher. Extensive rank: ``q = tr(S_hat S) / D``."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["AttentionIndexed"]
-
 # Least number of tokens of a chunk: 256, and 3 d. With fewer, adding the (d, d) product of a chunk to the running sum, what
 # BLAS does before it multiplies, and the calls for the posterior take as long as the product; with more, temporaries leave the
 # cache. Measured best: 3 MB (d = 100), 3 d tokens (d = 500). Doubled: temporaries of twice the size.

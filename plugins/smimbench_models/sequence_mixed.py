@@ -15,8 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-__all__ = ["MOST_COMPONENTS", "project", "push", "source"]
-
 MOST_COMPONENTS = 8
 """Components whose sums a thread can hold in registers. Doubled: they spill to memory."""
 THREADS, ROWS = 128, 4

@@ -17,8 +17,6 @@ from smimbench_models.common import TokenModel
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
 
-__all__ = ["SequenceMultiIndex"]
-
 # Vectors with which the tokens are multiplied one after the other: a product with a narrow matrix takes half as long again.
 # Doubled: with six vectors the matrix product is faster.
 _FEW_VECTORS = 3

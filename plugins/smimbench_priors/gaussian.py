@@ -14,8 +14,6 @@ from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Overlap,
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["Gaussian"]
-
 
 @dataclass(frozen=True)
 class Gaussian(Prior):

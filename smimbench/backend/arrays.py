@@ -14,19 +14,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = [
-    "NUMPY",
-    "clip",
-    "dtype_name",
-    "matching",
-    "namespace",
-    "on_device",
-    "read_together",
-    "send",
-    "special",
-    "to_host",
-]
-
 NUMPY = array_api_compat.array_namespace(np.empty(0))
 """Namespace of NumPy, as array-api-compat wraps it."""
 

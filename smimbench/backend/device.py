@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["Backend", "BackendError", "Elapsed", "backend_names", "get_backend"]
-
-
 NAMESPACES = Path(__file__).with_name("namespaces")
 """Where the backends are."""
 

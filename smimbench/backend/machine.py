@@ -17,18 +17,6 @@ from typing import Any, NamedTuple
 
 from smimbench.files import canonical_json, unless
 
-__all__ = [
-    "Driver",
-    "blas_threads",
-    "fingerprint",
-    "git_commit",
-    "machine_info",
-    "nvidia_driver",
-    "peak_memory",
-    "reset_peak_memory",
-    "versions",
-]
-
 
 class Driver(NamedTuple):
     """An NVIDIA driver: its version and the newest CUDA that it supports (``"?"`` if it does not say)."""

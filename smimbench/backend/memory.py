@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["caution", "cautious", "chunk_bytes", "free_memory"]
-
 SHARE_OF_CHUNK = 8
 """Free memory over a chunk's bytes: streaming holds three chunks of inputs, and models make temporaries of that size.
 Doubled: twice as many chunks where memory is short."""

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["Prefetch", "pinned_transfers"]
-
 
 class Prefetch:
     """Double buffering: whoever asks for a slice is given it, and the one that should be asked for next sets out.

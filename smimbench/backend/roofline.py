@@ -23,8 +23,6 @@ from smimbench.files import StoreError, unless, write_atomically
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Fraction", "ceilings", "fraction", "measure", "name_of", "remembered"]
-
 VERSION = 1
 REPEATS = 7
 LARGEST_READ = 1 << 29

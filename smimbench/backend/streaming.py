@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Host
 
-__all__ = ["SHARE_OF_MEMORY", "DrawnInputs", "NarrowInputs", "StreamedInputs", "fits", "sample_chunks", "take_samples"]
-
 _WHOLE = "these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]"
 
 SHARE_OF_MEMORY = 0.6

@@ -23,8 +23,6 @@ from smimbench.files import error_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["cli", "main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every foreseeable error is one line on standard error and exit code 2."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from smimbench.run.executor import Underway
     from smimbench.run.theory_cache import Kept
 
-__all__ = ["Interrupted", "RunProgress", "run_progress", "theory_progress"]
-
 LONG_CELL = 5.0
 """Seconds after which a cell has a bar of its own on a terminal."""
 PATIENCE = 2.0

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from smimbench.run.store import Store
     from smimbench.suite.cells import Suite
 
-__all__ = ["Results", "kept_document", "name_figures", "present", "present_document", "stored_results"]
-
-
 SAID = ".said"
 """Next to records: what was last said of changed code, so that it is said once and not at every table."""
 

@@ -24,8 +24,6 @@ from smimbench.cli.options import (
 if TYPE_CHECKING:
     from smimbench.run.verification import Verification
 
-__all__ = ["verify"]
-
 
 @command(
     SUITE_OR_FOLDER,

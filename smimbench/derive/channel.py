@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from smimbench.derive.samples import Moments
     from smimbench.interfaces import Array, Host, Model, Uncertain
 
-__all__ = ["LARGEST_DIMENSION", "DerivedChannel", "IntegratedChannel", "complete_channel"]
-
 
 class DerivedChannel:
     """A channel whose missing members are derived from its ``forward``; everything else is the channel's own."""

@@ -21,8 +21,6 @@ from smimbench.numerics.seeds import monte_carlo_rng
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
 
-__all__ = ["DensityPrior"]
-
 
 class DensityPrior(DerivedLaw):
     r"""Signal ``W`` (P, D) with iid entries of a density ``exp(log_density(w))``, not necessarily normalised.

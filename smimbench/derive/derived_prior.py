@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["LOWEST", "DerivedLaw", "DerivedPrior", "Host", "below_linear", "error_curve"]
-
-
 LOWEST, HIGHEST = 1e-9, 1e16
 """Qhat below which nothing is known, and up to which curves are computed; ten times the one, or a tenth of the other, leaves
 out a decade."""

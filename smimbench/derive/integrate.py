@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["BLOCK", "ONE_LINE", "integrate"]
-
 BLOCK = 1 << 18
 """Numbers of an array of points that are held at once; doubled, twice the memory."""
 ONE_LINE = 1e-3

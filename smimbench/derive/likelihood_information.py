@@ -26,9 +26,6 @@ from smimbench.numerics.seeds import monte_carlo_rng
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
 
-__all__ = ["LikelihoodInformation"]
-
-
 SCRAMBLES = 8
 """Independent scrambles, whose spread is the error; doubled, it costs twice as much and is known 1.4 times better."""
 THINNEST, NARROWEST = 1e-3, 1e-7

@@ -21,8 +21,6 @@ from smimbench.interfaces.item import gives, takes, with_defaults
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Denoised, Model
 
-__all__ = ["complete_prior", "denoise_step", "why_theory_only"]
-
 
 def complete_prior(prior: Any, model: Model) -> Any:
     """The prior with everything the engine can derive; the same object where nothing is missing.

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["POINTS", "SCRAMBLES", "LabelMeans", "Labels", "label_means", "sampled_moments", "without_overlap"]
-
-
 SCRAMBLES = 16
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
 POINTS = 2**10

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["Accuracy", "Moments", "Samples", "effective_count", "reflected"]
-
 
 @dataclass(frozen=True)
 class Accuracy:

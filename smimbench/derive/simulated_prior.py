@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Host, Model
 
-__all__ = ["SimulatedPrior"]
-
 
 class SimulatedPrior(DerivedPrior):
     """A prior with ``sample`` and ``denoise``: moments and the state-evolution map from simulations of the two.

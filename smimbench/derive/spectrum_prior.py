@@ -17,8 +17,6 @@ from smimbench.numerics.quadrature import gauss_legendre
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
 
-__all__ = ["SpectrumPrior"]
-
 FEW = 64
 """So many eigenvalues are samples of a law, fewer are the law itself."""
 

@@ -17,8 +17,6 @@ from smimbench.interfaces import StoppingRule
 if TYPE_CHECKING:
     from smimbench.interfaces import Info, ProblemLike, StoppingRule
 
-__all__ = ["OverlapRule", "Stationarity"]
-
 
 @dataclass(frozen=True)
 class Stationarity:

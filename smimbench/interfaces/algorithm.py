@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces.problem import Data, Start
 
-__all__ = ["Algorithm", "AlgorithmPrediction", "Conditions", "Info", "Overlaps", "Plan", "StoppingRule"]
-
 
 class Plan(NamedTuple):
     """What an algorithm means to do, said before anything is drawn.

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Array", "Capabilities", "Cost", "Host", "ParameterError", "Uncertain", "require"]
-
 Array: TypeAlias = Any
 Host: TypeAlias = "np.ndarray[Any, Any]"
 

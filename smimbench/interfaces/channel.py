@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["SYMMETRIES", "Channel", "Posterior", "Sampling"]
-
 SYMMETRIES = (
     "none",
     "signs",

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces.basics import Array
     from smimbench.interfaces.channel import Posterior
 
-__all__ = ["check_latents", "check_number", "check_whole", "checked_posterior", "shown"]
-
-
 MOST_TOKENS = 512
 """Tokens of a sample; doubled, four times as many pairs of them, and 16 times their squares, have to fit into memory."""
 HALF_PRECISION = ("float16", "bfloat16")

@@ -10,8 +10,6 @@ from typing import Any, ClassVar, TypeVar
 
 from smimbench.interfaces.basics import Capabilities
 
-__all__ = ["DERIVED", "Item", "describe", "gives", "missing_members", "optional_members", "takes", "with_defaults"]
-
 Class = TypeVar("Class", bound=type[Any])
 DERIVED: Any = None
 """Default of what the engine works out where an item leaves it out."""

@@ -11,8 +11,6 @@ from smimbench.interfaces.item import Item
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DIRECTIONS", "Claims", "Metric", "NotMeasured"]
-
 DIRECTIONS = ("lower", "higher", "one")
 """Which values of a metric are better: the values of ``direction``; ``"one"`` stands for closer to 1."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["Model"]
-
 
 class Model(Item):
     """How the signal meets the inputs."""

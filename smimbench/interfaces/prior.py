@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["Denoised", "Factor", "Law", "Overlap", "Prior"]
-
 
 class Overlap(NamedTuple):
     """Order parameters: ``Q`` and ``V = second_moment - Q``, both ``(..., P, P)``.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces.model import Model
     from smimbench.interfaces.prior import Prior
 
-__all__ = ["Data", "ProblemLike", "Start"]
-
 
 class Start(NamedTuple):
     """Where an algorithm should begin: a signal-shaped estimate and the error ``V`` (P, P) to claim for it."""

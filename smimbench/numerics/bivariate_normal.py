@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["LogCdf", "log_cdf"]
-
 LARGEST_CORRELATION = 0.9
 """Correlations for which the number of nodes is right; nearer to 1 the integrand is too narrow."""
 _TAIL = 1e-7

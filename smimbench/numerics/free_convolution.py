@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["FreeConvolution"]
-
 
 class FreeConvolution:
     r"""A spectrum given by atoms, seen through semicircular noise of any variance.

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = [
-    "diagonal_at_least",
-    "inverse_root",
-    "is_diagonal",
-    "spectral_function",
-    "symmetric",
-    "symmetric_logarithm",
-    "symmetric_root",
-    "with_floor",
-]
-
 
 def symmetric(matrix: Array) -> Array:
     """``(A + A^T) / 2`` of matrices (..., P, P)."""

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["IMPOSSIBLE", "LineMoments", "line_moments"]
-
-
 IMPOSSIBLE = -1e30
 """Stands for the logarithm of zero: sums and differences of it stay finite."""
 

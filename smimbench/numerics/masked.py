@@ -14,8 +14,6 @@ from smimbench.backend.arrays import NUMPY, clip, namespace
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-__all__ = ["places_at_mask", "put_at_mask", "spread_at_mask"]
-
 
 def places_at_mask(mask: Array) -> Array:
     """For every entry of ``mask`` (N,) how often it was true before, this one not counted: where ``spread_at_mask`` looks."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Host
 
-__all__ = ["Named", "by_value", "kept"]
-
 T = TypeVar("T")
 
 

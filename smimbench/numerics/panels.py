@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Host
 
-__all__ = ["values_by_panels"]
-
-
 NODES = 16
 """Nodes of a panel. Doubled: half as many panels, and twice the work where one of them has to be halved."""
 

@@ -13,8 +13,6 @@ from smimbench.interfaces import Host
 from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.seeds import monte_carlo_rng
 
-__all__ = ["normal_points", "normal_scrambles", "uniform_points", "whitened_points"]
-
 Points = Host
 
 KEPT = 4096

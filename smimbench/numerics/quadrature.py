@@ -12,15 +12,6 @@ import numpy as np
 
 from smimbench.interfaces import Host
 
-__all__ = [
-    "gauss_hermite",
-    "gauss_kronrod",
-    "gauss_legendre",
-    "gauss_lobatto",
-    "gaussian_trapezoid",
-    "half_plane_hermite",
-]
-
 Nodes = tuple[Host, Host]
 
 

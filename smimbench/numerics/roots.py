@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Host
 
-__all__ = ["bracketed_roots"]
-
 
 def bracketed_roots(
     function: Callable[[Host, Host], Host],

@@ -10,8 +10,6 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["STREAMS", "monte_carlo", "monte_carlo_rng", "words"]
-
 STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
 """Children of a node, in this order for ever: the order is part of what a seed means."""
 

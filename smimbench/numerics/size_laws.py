@@ -17,19 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Host
 
-__all__ = [
-    "FIRST_LAW",
-    "LAWS",
-    "Exponent",
-    "Extrapolation",
-    "SizeFit",
-    "extrapolate",
-    "fit_law",
-    "law_name",
-    "pooled_errors",
-]
-
-
 FIRST_LAW = (1.0,)
 """What is tried first: corrections of order 1/D."""
 

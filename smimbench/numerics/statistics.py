@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["FEWEST_EFFECTIVE", "controlled_mean", "effective_sample_size", "normal_score"]
-
-
 FEWEST_EFFECTIVE = 50
 """Samples that must carry a mean. Near a jump of the labels (hardmax, sign) few do, and a mean that has missed them has a
 standard error that has missed them too; doubled, that error is good to 10% in place of 14%."""

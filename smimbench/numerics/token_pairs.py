@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from functools import cache
 
-__all__ = ["entry_sites", "site_entries", "site_pairs", "site_scales", "site_values"]
-
 
 @cache
 def site_pairs(tokens: int) -> tuple[tuple[int, int], ...]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Channel, Host, Model, Start
 
-__all__ = ["Instance", "draw_on", "locked", "stored_types"]
-
 DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""
 

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.registry.registry import Entry
 
-__all__ = [
-    "CODE",
-    "ItemError",
-    "Problem",
-    "ProblemError",
-    "explained",
-    "seed_sequence",
-    "specification",
-    "without_code",
-]
-
 CODE = ("version", "source")
 """Keys of a specification that say which code is meant, not which mathematics."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, ProblemLike
 
-__all__ = ["Fitted", "algorithm_class", "refusal", "sizes"]
-
 OFFERED = ("problem", "rng")
 """Optional arguments of a fit besides the data."""
 

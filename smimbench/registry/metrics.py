@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Metric
     from smimbench.registry.registry import Registry
 
-__all__ = ["find_metric", "is_worse", "names_in_key", "theory_of", "trajectory_metrics"]
-
 
 def find_metric(name: str, model: str | None = None, registry: Registry | None = None) -> Metric:
     """The metric of a name, as suites write it.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
 
-__all__ = ["build", "explain_validation", "parameters_of"]
-
 ENGINE_FILLED = {"channel": ("tokens",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 

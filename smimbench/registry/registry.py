@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Item
 
-__all__ = ["KINDS", "Entry", "Plugin", "Registry", "RegistryError", "get_registry"]
-
 BASES: dict[str, type[Item]] = {
     "model": Model,
     "channel": Channel,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.registry.registry import Registry
 
-__all__ = ["KINDS", "Package", "ScaffoldError", "write_package"]
-
 EXAMPLES = {
     "channel": "a saturating nonlinearity with noise",
     "prior": "two Gaussian bumps",

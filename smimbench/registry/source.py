@@ -11,8 +11,6 @@ import tokenize
 from pathlib import Path
 from typing import Any
 
-__all__ = ["source_of"]
-
 LENGTH = 12
 """Digits of the hash."""
 KINDS = ("models", "channels", "priors", "metrics", "algorithms")

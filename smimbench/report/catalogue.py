@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from smimbench.registry.registry import Entry, Registry
 
-__all__ = ["info_documents", "item_documents", "plugin_documents", "print_info", "print_items", "print_plugins"]
-
-
 _EMPTY = inspect.Parameter.empty
 _INFO = (
     "models", "backends", "dtypes", "version", "reference", "distribution", "derived", "title", "duration",

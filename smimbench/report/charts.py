@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Chart", "Panel", "Series", "draw", "page_charts", "save", "table"]
-
-
 SYMBOLS = dict(zip("osD^vPX*<>hp", ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star",
                                      "triangle-left", "triangle-right", "hexagon", "pentagon")))  # fmt: skip
 """Plotly's names of the markers of figures."""

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-__all__ = [
-    "FEW", "Column", "columns_document", "columns_page", "html_table", "make_table", "marked_z", "number", "print_columns",
-    "ratio_words", "seconds", "signed", "statuses", "titled", "uncertain",
-]  # fmt: skip
-
 FEW = 4
 """Runs below which z is marked: the standard error of three runs is off by half. Doubled, most quick suites are marked."""
 

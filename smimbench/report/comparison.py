@@ -13,8 +13,6 @@ from smimbench.report.statistics import change_between
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["compare_rows", "exceeds"]
-
 LEVEL = 0.997
 """Level of the intervals by which a change is clear. At 0.9985, with half as many false alarms, they are a tenth wider."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from smimbench.registry.registry import Registry
 
-__all__ = ["diagnose", "print_diagnosis"]
-
 
 def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
     """Versions, BLAS, GPU and plugins, with the command that fixes each problem.

@@ -18,8 +18,6 @@ from smimbench.report.labels import grouped
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FEWEST", "extrapolated_rows"]
-
 FEWEST = 3
 """Dimensions from which on rows are extrapolated: with two there is a line through both, and nothing tests it."""
 

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import ProblemPlan, Suite
 
-__all__ = ["PANELS", "UNINFORMED", "Line", "is_cheap", "metric_chart", "phase_chart", "smooth", "theory_charts",
-           "theory_lines", "theory_series", "varied"]  # fmt: skip
-
 PANELS = 12
 """Panels of a figure at the most; doubled, it is two pages high."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.suite.cells import Suite
 
-__all__ = ["size_charts"]
-
 
 def size_charts(suite: Suite, entries: Sequence[dict[str, Any]]) -> list[Chart]:
     """One figure per problem, a panel for every metric, algorithm and component; color and marker stand for a sample ratio.

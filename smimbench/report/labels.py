@@ -11,19 +11,6 @@ from smimbench.run.external import ELSEWHERE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = [
-    "component_word",
-    "distinguish",
-    "grouped",
-    "kind_of",
-    "letter",
-    "letter_of",
-    "names_with_backend",
-    "place",
-    "reason_of",
-    "without_versions",
-]
-
 
 def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The description of an item, or of several by kind, without versions: a fix does not make it another one."""

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
 
-__all__ = ["chosen_panels", "learning_chart", "left_out", "median_curve", "seconds_chart", "spectrum_chart", "spread",
-           "trajectory_chart"]  # fmt: skip
-
 Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
 

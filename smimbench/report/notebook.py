@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["ROW", "Loaded", "load_folder", "rows_html"]
-
 ROW: list[str | Column] = [
     "problem", "algorithm", "alpha", "D", "metric", "component", "n", "mean ± s.e.m.", "predicted", "z", "optimal",
     "error / optimal", "per run", "status",

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["packed_under", "read_packed", "verified_files", "write_packed"]
-
 FORMAT = 1
 """Layout of the file; raised when older readers could not understand it."""
 

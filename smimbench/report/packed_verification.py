@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Suite
 
-__all__ = ["verify_packed"]
-
 Row = dict[str, Any]
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from smimbench.report.charts import Chart
     from smimbench.suite.cells import Suite
 
-__all__ = ["NEEDS", "render_page"]
-
 NEEDS = ("jinja2", "matplotlib", "plotly")
 """Packages that a page needs besides smimbench: extra ``report``."""
 

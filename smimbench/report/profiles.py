@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
 
-__all__ = ["hits", "profile_chart", "share_within"]
-
 CUT = 4.0
 """Where the performance profile ends: what is further from the best is no contender. Doubled, its interesting part shrinks."""
 

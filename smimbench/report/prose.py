@@ -17,8 +17,6 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["readable_math", "readable_prose", "wrapped"]
-
 _NAMED = {
     "sum": "Σ", "prod": "Π", "int": "∫", "partial": "∂", "nabla": "∇", "infty": "∞", "cdot": "·", "times": "×", "pm": "±",
     "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "ne": "≠", "approx": "≈", "sim": "~", "propto": "∝", "in": "∈",

@@ -42,11 +42,6 @@ if TYPE_CHECKING:
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
 
-__all__ = [
-    "Pair", "Rows", "bayes_point", "draws_fresh", "error_rows", "own_point", "paired", "planned_ratio", "rows_of_points",
-    "scored_rows", "suite_records",
-]  # fmt: skip
-
 Pair = tuple[Cell, dict[str, Any]]
 """A cell of a suite and its record."""
 

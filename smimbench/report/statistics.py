@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Host
 
-__all__ = [
-    "EPSILONS", "ZERO", "Change", "against_theory", "change_between", "efficiency", "first_time", "half_interval",
-    "learning_order", "mean_and_error", "mean_diagnostics", "mean_of", "near_goal", "near_threshold", "ratio_to_bayes",
-    "runtime", "still_moving", "time_near", "values_of",
-]  # fmt: skip
-
 Record = dict[str, Any]
 Trajectory = dict[str, Any]
 

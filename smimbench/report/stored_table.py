@@ -18,18 +18,6 @@ from smimbench.run.verification import Verification, complaints_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "TABLE",
-    "Document",
-    "Row",
-    "checked_document",
-    "keep_table",
-    "kept_table",
-    "read_table",
-    "table_text",
-    "verified_tables",
-]
-
 TABLE = "table/rows.json"
 """In a folder of its own: files next to ``run.json`` are records."""
 Text = Annotated[str, Field(max_length=100_000)]

@@ -19,30 +19,6 @@ if TYPE_CHECKING:
 
     from smimbench.suite.cells import Suite
 
-__all__ = [
-    "COLORS",
-    "FLOOR",
-    "ONE_COLUMN",
-    "TWO_COLUMNS",
-    "Look",
-    "decades_to_zero",
-    "end_marker",
-    "finish",
-    "floor_line",
-    "floor_of",
-    "lay_out",
-    "line_name",
-    "literal",
-    "log_axis",
-    "looks",
-    "looks_of",
-    "new_figure",
-    "panel_points",
-    "panel_title",
-    "save_figure",
-    "threshold_lines",
-]  # fmt: skip
-
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
 """Widths in inches that journals print figures at; doubled, letters are too small to read in print."""
 

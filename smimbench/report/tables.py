@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = [
-    "CONTENDER", "LIMIT", "SUMMARY", "comparison_tables", "contender_tables", "diagnostic_tables", "error_tables",
-    "exponent_text", "extrapolated_tables", "law_text", "leaderboard_tables", "learning_tables", "missing_values",
-    "other_version_tables", "runtime_tables", "status_line", "summary_tables",
-]  # fmt: skip
-
 Rows = list[dict[str, Any]]
 Columns = list[str | Column]
 WHERE: Columns = ["algorithm", "alpha", "D"]

@@ -13,8 +13,6 @@ from smimbench.report.columns import number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["as_csv", "as_markdown", "csv_text", "markdown_table"]
-
 _ROW = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
     "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "ratio_to_bayes", "seconds",

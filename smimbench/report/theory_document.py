@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Cell, ProblemPlan, Suite
 
 
-__all__ = ["LARGEST_Z", "Stage", "add_own_theory", "add_verification", "holds", "kept_of", "theory_document"]
-
-
 class Stage(NamedTuple):
     """What of a suite's theory is being solved, and how far it is.
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["own_theory_tables", "theory_tables", "verification_tables"]
-
 ALPHA = Column("alpha", lambda row: f"{row['alpha']:.5g}")
 VALUES: list[str | Column] = [
     "component",

@@ -18,10 +18,6 @@ from smimbench.report.statistics import ZERO, change_between, half_interval, mea
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "OWN", "TIE", "errors", "near_words", "own_words", "prediction_words", "summary", "tied_words", "verdict_line", "verdicts",
-]  # fmt: skip
-
 OWN = {
     "yes": "matches its prediction",
     "no": "does not match its prediction",

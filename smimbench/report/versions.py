@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["other_version_rows"]
-
 
 def other_version_rows(
     suite: Suite, cells: Sequence[Cell], records: Mapping[str, dict[str, Any]]

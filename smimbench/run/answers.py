@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
 
-__all__ = ["OwnPoint", "Point", "Thresholds", "check_answer", "document_text", "read_answer", "write_answer"]
-
 Value = float | list[float]
 PER_COMPONENT = ("mse", "mse_error", "squared_cosine", "squared_cosine_error", "cosine", "cosine_error", "calibration")
 Nested = Number | bool | Text | Numbers | list[Numbers] | dict[str, Number | Text | Numbers | list[Numbers]]

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from smimbench.run.executor import OnLook
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["Campaign", "changed_code", "missing_cells", "plan_campaign", "run_cells", "shared_document"]
-
 
 @dataclass(frozen=True)
 class Campaign:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.interfaces import Start
 
-__all__ = ["INFORMED_OVERLAP", "is_user_interrupt", "lost_record", "run_cell"]
-
 INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
 MOST_TRIES = 6

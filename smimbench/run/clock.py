@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
 
-__all__ = ["STILL", "Clock", "beat_to", "iterations_made", "read_beat", "running"]
-
 T = TypeVar("T")
 
 STILL = struct.pack("dd", 0.0, 0.0)

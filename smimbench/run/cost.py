@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.suite.cells import Cell
 
-__all__ = ["Estimate", "estimate_cost", "memory_of_a_cell", "prices"]
-
 TRIAL = 0.02
 """Seconds of an iteration, by its matrix products, that a trial is cut down to. Doubled, a dry run takes twice as long."""
 LONGEST_TRIAL = 20.0

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Cell
 
-__all__ = ["DEVICES", "on_dask"]
-
 PATIENCE = 60.0
 """Seconds without any worker that could run what is left, four times those without a scheduler; doubled, a cluster that is
 gone is noticed that much later."""

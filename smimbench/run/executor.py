@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     Events = queue.Queue[tuple["_Worker", bytes | None]]
     OnLook = Callable[[list["Underway"]], None]
 
-__all__ = ["Ended", "Executor", "Limits", "Task", "Underway"]
-
 RESERVE = 0.03
 """Part of the memory of the machine that stays free; doubled, a process that takes it all is ended that much earlier."""
 SPARE = 4

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from smimbench.problem.instance import Instance
     from smimbench.suite.cells import ProblemPlan, Suite
 
-__all__ = [
-    "ELSEWHERE",
-    "Point",
-    "choose_points",
-    "estimate_shape",
-    "keep_scores",
-    "kept_scores",
-    "read_estimate",
-    "score_record",
-    "scores_of",
-    "write_instance",
-]
-
 ELSEWHERE = "elsewhere"
 """The backend of an estimate that was not made here."""
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
 
-__all__ = ["READINGS", "LoopRun", "LoopSettings", "Readings", "Status", "run_algorithm"]
-
 READINGS = ("predicted_overlap", "self_overlap", "squared_step", "log_information_ratio", "integration_error")
 """Entries of ``Info`` that are arrays, besides the residual."""
 

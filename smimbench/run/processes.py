@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from smimbench.run.executor import OnLook, Underway
     from smimbench.suite.cells import Cell
 
-__all__ = ["STALE", "Claims", "cell_task", "check_record_of", "in_processes", "record_of"]
-
 STALE = 60.0
 """Seconds after which an untouched claim belongs to nobody; doubled, the cells of a killed run are taken up that much later."""
 

@@ -14,22 +14,6 @@ from smimbench.backend import machine
 from smimbench.files import JsonObject, plain_value, printable
 from smimbench.suite.cells import key_of
 
-__all__ = [
-    "FORMAT",
-    "LONGEST",
-    "Record",
-    "SharedDocument",
-    "check_model",
-    "check_record",
-    "check_types",
-    "digest_of",
-    "new_record",
-    "plain",
-    "record_schema",
-    "sealed",
-    "text_of",
-]
-
 FORMAT = 1
 """Layout of a record; raised when older readers could not understand it, and then every cell runs anew."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from smimbench.suite.cells import Cell
 
-__all__ = ["Array", "Shard", "array_shard", "cells_of_shard", "plan_array", "read_shard", "script"]
-
 
 @dataclass(frozen=True)
 class Shard:

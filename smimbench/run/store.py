@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
     Columns = dict[str, Array]
 
-__all__ = ["Settings", "Store", "asked", "options_of", "settings_folder", "settings_of_suite", "settings_under", "theory_folder",
-           "why_none", "words_of"]  # fmt: skip
-
 LONG = 300
 """Iterations above which a trajectory goes to a file of its own; doubled, records get twice as long to read as text."""
 SCALARS = ("iteration", "seconds", "residual", "samples", "damping")

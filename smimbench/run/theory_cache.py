@@ -37,19 +37,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem
 
-__all__ = [
-    "THEORY_ERRORS",
-    "THEORY_VERSION",
-    "Kept",
-    "NotStored",
-    "Progress",
-    "TheoryCache",
-    "TheoryError",
-    "answer_name",
-    "node_answer",
-    "nodes_name",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 Ratio = float | tuple[float, ...] | None

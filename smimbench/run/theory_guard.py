@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
 
-__all__ = ["PATIENCE", "GuardedTheory", "is_third_party", "solve_in_processes"]
-
 PATIENCE = 900.0
 """Seconds without any new number after which theory is given up; doubled, one that never returns is noticed that much later."""
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
 
 
-__all__ = ["Solver"]
-
-
 class Solver:
     """Answers questions about problems; what it finds on the way is told to the parent."""
 

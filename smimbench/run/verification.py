@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = [
-    "ELSEWHERE",
-    "ROUNDED",
-    "Verification",
-    "complaints_of",
-    "differences",
-    "files",
-    "rerun",
-    "stored_theory",
-    "untimed",
-]
-
 OTHER_TEXT = "its text is not what smimbench wrote, though its numbers are"
 
 ELSEWHERE = 1e-5

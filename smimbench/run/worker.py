@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
 
-__all__ = ["HEAD", "main", "send"]
-
 HEAD = struct.Struct(">Q")
 """Head of a message: its length."""
 

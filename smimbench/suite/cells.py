@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.suite.schema import Reference, RunOptions
 
-__all__ = ["Cell", "ProblemPlan", "Suite", "Unmade", "as_table", "build_algorithm", "key_of"]
-
 
 @dataclass(frozen=True)
 class ProblemPlan:

@@ -6,8 +6,6 @@ import json
 import re
 from typing import Any
 
-__all__ = ["merged", "toml_text"]
-
 Document = dict[str, Any]
 AXES = ("alpha", "dimension", "seeds")
 

@@ -13,8 +13,6 @@ from smimbench.suite import SuiteError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Condition", "check_condition", "override", "read_condition", "selects"]
-
 Condition = tuple[str, str]
 """Key and value of one ``--only``."""
 

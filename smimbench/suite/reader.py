@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from smimbench.suite.overrides import Condition
     from smimbench.suite.schema import AlgorithmTable, ProblemTable, Reference, RunOptions
 
-__all__ = ["find_suite", "load_suite", "parse_suite", "shipped_suites"]
-
-
 RESERVED = ("theory",)
 """Names of folders under ``--results`` that hold something else than a suite's records."""
 

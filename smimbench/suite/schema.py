@@ -20,22 +20,6 @@ from smimbench.interfaces.checks import LARGEST
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = [
-    "AlgorithmTable",
-    "Axes",
-    "Document",
-    "Grid",
-    "InKey",
-    "ProblemTable",
-    "Reference",
-    "RunOptions",
-    "SuiteTable",
-    "Table",
-    "as_axis",
-    "in_key",
-    "table_at",
-]
-
 T = TypeVar("T")
 STARTS = ("uninformed", "informed")
 """Starts that the engine makes; every other one is the name of an algorithm."""

@@ -20,8 +20,6 @@ from smimbench.testing.publish import PUBLISHED
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["all_checks", "contexts", "refuse_unknown"]
-
 GENERAL = ("declaration", "parameters", "bad_parameters")
 """Checks that come first, because they need nothing that an item computes."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from smimbench.testing.core import Outcome
 
-__all__ = ["list_documents", "print_list", "read_parameters", "run_checks"]
-
 STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
-__all__ = ["Accuracy", "ComponentRatios", "components_decouple"]
-
 ROOT = 0.02
 """Shift of the coordinate of a component, in log(1 + Qhat). At 0 errors of 4e-3 with 11 nodes of two layers, not 4e-4."""
 

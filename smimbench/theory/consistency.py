@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
     from smimbench.problem.problem import Problem
 
-__all__ = ["require_consistent", "require_consistent_at", "require_likelihood"]
-
 KNOWN, INFORMATION = (0.3, 0.8, 0.999), (0.5, 5.0, 500.0)
 """Where items are tested: the known part of the second moment for channels, Qhat in units of the prior's inverse variance for
 priors. Little, much and nearly all; any such numbers do."""

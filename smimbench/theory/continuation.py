@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
-__all__ = ["Continuation"]
-
 MOST_FITTED = 4
 """Conditions by which a curve of sampled nodes is continued; doubled, their noise is amplified more than bends are met."""
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
-__all__ = ["CoupledCurve", "free_entropy_between", "linear_response", "sweep"]
-
 INFORMED = 1e8
 """Qhat at which the informed branch starts; doubled, the start is twice as close to the signal."""
 NEARLY_KNOWN = 1e-6

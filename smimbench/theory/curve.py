@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
-__all__ = ["Curve", "bayes_optimal_first", "branch_ends", "perfect_limit", "perfect_prediction", "threshold_document"]
-
 HELD = "learned from alpha = 0 on, because the prior mean already has an overlap"
 NEVER = "labels carry no information about a signal without an overlap, at any alpha"
 NOISY = "labels are noisy or rounded: equations run out as the error falls"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.theory.component_ratios import ComponentRatios
 
-__all__ = ["Corrector", "Node", "Stage", "change", "lengths", "polynomial"]
-
 
 @dataclass
 class Node:

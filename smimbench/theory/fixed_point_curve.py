@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.theory.curve_stages import Stage
 
-__all__ = ["FixedPointCurve", "fixed_point_curve"]
-
 
 class FixedPointCurve(Continuation, Curve):
     """The curve of fixed points that starts at the prior mean, for components that decouple."""

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
     from smimbench.problem.problem import Problem
 
-__all__ = ["KINDS", "curve_errors", "generalization_error", "measured_error", "point_errors",
-           "sampled_errors"]  # fmt: skip
-
 KINDS = ("bayes", "plugin", "constant")
 Errors = dict[str, Uncertain]
 """Errors of prediction by kind."""

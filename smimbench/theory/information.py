@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host, Model
     from smimbench.problem.problem import Problem
 
-__all__ = [
-    "Evaluations",
-    "channel_information",
-    "diagonals",
-    "information_at",
-    "inverse_map",
-    "is_sampled",
-    "offers_rough",
-    "overlap_at",
-    "overlap_error_at",
-    "prior_moments",
-    "susceptibility_at",
-]
-
 
 def is_sampled(method: str) -> bool:
     """Whether a value was obtained from random labels."""

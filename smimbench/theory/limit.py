@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Conditions, Host
     from smimbench.problem.problem import Problem
 
-__all__ = ["BRINGS_NONE", "aligned", "limit_point", "own_document", "own_theory", "scores"]
-
 BRINGS_NONE = "it brings no theory of its own"
 
 PREDICTIONS = 32

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from smimbench.theory.curve import Curve
     from smimbench.theory.types import Prediction
 
-__all__ = ["competing", "curve_of", "independent_parts", "point_document", "solve", "solve_part", "thresholds"]
-
 TOGETHER = 4
 """Nodes of a sampled curve in one part for another process; doubled, processes idle longer at the end."""
 

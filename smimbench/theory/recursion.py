@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host, Uncertain
     from smimbench.problem.problem import Problem
 
-__all__ = ["UNFINISHED", "FixedPoint", "Recursion", "exponential", "is_same_fixed_point"]
-
 UNFINISHED = "iterations were not enough"
 BELOW_RESOLUTION = "information below resolution"
 MOST_ITERATIONS = 60

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
     from smimbench.problem.problem import Problem
 
-__all__ = ["ScalarCurve", "resolved", "turns"]
-
 UNSURE = 0.5
 """Relative error of sampled information with which a curve ends; doubled, it ends later, at values that may be wrong."""
 INTERPOLATION = 1e-3

@@ -9,9 +9,6 @@ import numpy as np
 
 from smimbench.interfaces import Host
 
-__all__ = ["NOTHING", "Bifurcation", "HardPhase", "Host", "Prediction", "Threshold", "plain"]
-
-
 NOTHING = 1e-9
 """Information, or an error of the signal, that counts as zero; doubled, channels of half that information are uninformative."""
 

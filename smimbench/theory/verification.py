@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
-__all__ = ["DRAWS", "Check", "verify_information", "verify_point"]
-
 DRAWS = 20_000
 """Draws of a point; doubled, errors 1.4 times smaller are found and it takes twice as long."""
 CHUNK, SHARING = 5_000, 1_000

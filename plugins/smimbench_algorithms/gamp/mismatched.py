@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.problem import Problem
 
-__all__ = ["ACCURACY", "SMALLEST_QHAT", "SMALLEST_V", "Accuracy", "OrderParameters", "sampled_step"]
-
 SMALLEST_V = 1e-16
 """Floor of the predicted error: at perfect recovery V would underflow and g be 0 / 0."""
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Conditions, Host
     from smimbench.problem import Problem
 
-__all__ = ["first_correction", "gamp_theory", "information_along", "random_start_error"]
-
 
 def gamp_theory(
     problem: Problem, alpha: float, conditions: Conditions, V: Host | None, *, damped: bool

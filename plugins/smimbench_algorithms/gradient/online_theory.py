@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import AlgorithmPrediction, Conditions
     from smimbench.problem import Problem
 
-__all__ = ["online_theory"]
-
 
 def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
     """A point with its trajectory, or in words why there is none."""

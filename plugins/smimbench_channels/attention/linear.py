@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["AttentionLinear"]
-
 CONVENTIONS = ("scaled", "plain")
 
 

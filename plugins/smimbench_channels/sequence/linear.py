@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["SequenceLinear"]
-
 
 @dataclass(frozen=True)
 class SequenceLinear(LinearChannel, SequenceChannel):

@@ -22,8 +22,6 @@ from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre
 from smimbench_channels.batches import array_like, identity_like, uncentred
 
-__all__ = ["Probit", "Sign", "hazard"]
-
 
 class _SignChannel(Channel):
     """What both channels share; ``noise`` is the variance Delta."""

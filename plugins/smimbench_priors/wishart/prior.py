@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Host
 
-__all__ = ["Wishart"]
-
 MOST_NUMBERS = 1 << 28
 """Numbers of a factor W; doubled, drawing a signal may take 4 GB."""
 

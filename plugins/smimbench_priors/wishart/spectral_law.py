@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Host
 
-__all__ = ["continued_map", "eigenvalue_map", "mmse", "observed_law"]
-
-
 # Where Delta is smaller or larger than these the limits are exact to all digits; twice as far changes nothing.
 _SMALLEST_NOISE = 1e-40
 _LARGEST_NOISE = 1e18

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["CupyBackend", "cupy_advice", "describe_gpu", "free_memory", "normals_source", "open_backend"]
-
 THREADS = 256
 """Threads of a block that draws normal numbers. Doubled (not measured): fewer blocks on a processor at once."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from smimbench.backend.arrays import NUMPY
 from smimbench.backend.device import Backend
 
-__all__ = ["open_backend"]
-
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
     """The backend ``numpy``; it is always there."""

@@ -12,8 +12,6 @@ from smimbench.backend.device import Backend, BackendError
 from smimbench.files import attempt
 from smimbench.interfaces import Array
 
-__all__ = ["TorchBackend", "open_backend"]
-
 
 class TorchBackend(Backend):
     """PyTorch's tensors; random numbers are drawn by NumPy on the host, so that runs have the same data as NumPy's."""

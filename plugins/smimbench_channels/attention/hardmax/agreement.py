@@ -12,8 +12,6 @@ from smimbench.numerics import gauss_hermite, half_plane_hermite
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-__all__ = ["diagonal_wins", "disagreement"]
-
 # Nodes along the first axis of two Gauss-Hermite rules: the larger is the answer, the difference the error. Doubled: an
 # error of 1e-14 in place of 1e-12, at four times the time.
 NODES = (96, 64)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.random import Generator
 
-__all__ = ["AttentionHardmax"]
-
 
 @dataclass(frozen=True)
 class AttentionHardmax(HardmaxChannel, AttentionChannel):

@@ -23,8 +23,6 @@ from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-__all__ = ["information_curve", "small_error_constant"]
-
 # Degree of the polynomial. Doubled: more coefficients than points, so that it follows the noise.
 DEGREE = 4
 # Points of a Chebyshev-Lobatto rule on [0, 1], both ends included. Doubled: twice the time, half the variance.

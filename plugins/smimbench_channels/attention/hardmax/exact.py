@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["RowPosterior", "check_labels", "label_classes", "patterns", "row_posterior"]
-
 
 class Pattern(NamedTuple):
     """How the rows of a sample point at each other, and the order in which they can be placed."""

@@ -17,17 +17,6 @@ from smimbench_channels.batches import blocks, identity_like, joined, put_tuple
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-__all__ = [
-    "SWEEPS",
-    "ChainMoments",
-    "Moments",
-    "chain_moments",
-    "exact_moments",
-    "feasible_start",
-    "gibbs_moments",
-    "truncated_normal",
-]
-
 SWEEPS = 64
 """Sweeps that each of two chains averages by default. Doubled: errors fall by sqrt(2), in twice the time."""
 _FAR = -30.0  # probabilities below Phi(_FAR) are formed relative to the density

@@ -16,8 +16,6 @@ from smimbench_channels.batches import blocks, uncentred
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-__all__ = ["information", "log_partition", "posterior"]
-
 ROOT2 = math.sqrt(2.0)
 CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
 # Half-width of the fixed grid: beyond, the probability of the likelier answer is 1 to double precision. Doubled: the same

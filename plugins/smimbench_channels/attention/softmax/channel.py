@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["AttentionSoftmax"]
-
 # Labels of two layers for differences of the information. Doubled: 1.6 times the time of one, and seldom an accurate value fewer.
 ROUGH = 1 << 11
 

@@ -22,8 +22,6 @@ from smimbench_channels.sequence.softmax.compiling import compiled
 if TYPE_CHECKING:
     from smimbench.interfaces import Host
 
-__all__ = ["crude_means", "integrals"]
-
 # Guards of the arithmetic, no tuning: the smallest divisor, the largest finite value whose square is finite too, and the
 # largest logarithm of a number whose products and quotients can be formed.
 _TINY, _HUGE, _FAR = 1e-60, 1e130, 340.0

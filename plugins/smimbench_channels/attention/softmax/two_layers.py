@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, Host
 
-__all__ = ["STEEPEST", "TwoLayerAttention", "sampled_information"]
-
 STEEPEST = 8.0
 """Largest beta: above it the weights are narrower than the integrals find; doubled, posteriors come out as NaN."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
 
 
-__all__ = ["ACCURACY", "DIRECTIONS", "ROOT2", "ROOT8", "Accuracy", "Frame", "Sample", "Sums", "Weight", "reduced"]
-
 ROOT2, ROOT8 = math.sqrt(2.0), math.sqrt(8.0)
 # rows: the directions of a and b, and the one that no label sees, in the latents (z_11, z_12, z_22)
 DIRECTIONS = ((0.5, -1 / ROOT2, 0.5), (1 / ROOT2, 0.0, -1 / ROOT2), (0.5, 1 / ROOT2, 0.5))

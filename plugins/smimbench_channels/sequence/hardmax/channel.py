@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["SequenceHardmax"]
-
 
 @dataclass(frozen=True)
 class SequenceHardmax(HardmaxChannel, SequenceChannel):

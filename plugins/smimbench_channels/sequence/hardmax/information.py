@@ -29,14 +29,6 @@ from smimbench.numerics import gauss_legendre, log_cdf, normal_points
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments
 
-__all__ = [
-    "information_estimates",
-    "scaled_information",
-    "small_error_limit",
-    "susceptibility_without_overlap",
-    "two_token_information",
-]
-
 NORMAL_POINTS, PLANE_POINTS = 1 << 8, 1 << 6
 """Points omega of a scramble from the normal law, and from a slab around each plane on which labels change. Doubled: up to twice
 the time, about half of the noise."""

@@ -26,8 +26,6 @@ from smimbench.interfaces import Array
 from smimbench.numerics import gauss_legendre
 from smimbench_channels.batches import array_like, blocks, identity_like, joined, put_tuple
 
-__all__ = ["Moments", "posterior_moments"]
-
 # Changes of the mean below are in units of sqrt(V).
 NODES = 40
 """Nodes of the rule of a group. Doubled: twice the time; means change by 4e-10 at most."""

@@ -36,8 +36,6 @@ from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_e
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-__all__ = ["SequenceSoftmax"]
-
 
 @dataclass(frozen=True)
 class SequenceSoftmax(SoftmaxChannel, SequenceChannel):

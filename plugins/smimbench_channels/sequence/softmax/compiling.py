@@ -9,8 +9,6 @@ from numba import njit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["compiled"]
-
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled at its first call, without the lock of the interpreter and without checks for division by zero.

@@ -20,10 +20,9 @@ from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_r
 from smimbench_channels.batches import on_host, uncertain_like
 from smimbench_channels.sequence.softmax.deep.integrand import output_gap
 from smimbench_channels.sequence.softmax.last_layer import information as last_layer
+from smimbench_channels.sequence.softmax.last_layer.tables import ACCURACY as TABLES
 from smimbench_channels.sequence.softmax.network import Network, output
 from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_exact
-
-__all__ = ["averages", "default_labels", "means_over_labels", "rough_labels"]
 
 SCRAMBLES = 16
 """Independent sets of labels. Doubled: half as many labels in each, a better known standard error."""
@@ -53,7 +52,7 @@ def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, 
 
     For two layers or more: 0 is the information, 2 the susceptibility.
     """
-    accuracy = last_layer.ACCURACY if labels is None else last_layer.ACCURACY.with_labels(labels)
+    accuracy = TABLES if labels is None else TABLES.with_labels(labels)
     values, errors, methods = [], [], []
     for q, v in zip(*(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))):
         means: Any = np.nan

@@ -9,8 +9,6 @@ from smimbench.backend import namespace, on_device
 from smimbench.interfaces import Array, Posterior
 from smimbench_channels.batches import shifted_second_moment
 
-__all__ = ["Moments", "moments_of_means"]
-
 
 class Moments(NamedTuple):
     """Integrals over ``z ~ N(omega, V (x) I_M)`` given the label, in ``dz = z - omega``; float64."""

@@ -16,8 +16,6 @@ from smimbench.interfaces import Array
 from smimbench_channels.bases import log_softmax
 from smimbench_channels.batches import identity_like
 
-__all__ = ["Network", "attention", "attention_product", "log_attention", "output", "output_of_label", "output_vjp"]
-
 
 class Network(NamedTuple):
     """Number of layers L and tokens M, and the skip strength c."""

@@ -14,8 +14,6 @@ from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.numerics import gaussian_trapezoid
 from smimbench_channels.batches import blocks, on_host, uncertain_like
 
-__all__ = ["information", "log_partition", "posterior", "susceptibility"]
-
 
 def _sech_squared(xp: Any, t: Array) -> Array:
     decay = xp.exp(-2.0 * xp.abs(t))

@@ -8,8 +8,6 @@ from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
 from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 
-__all__ = ["SEEDS", "integrate", "is_exact", "most_layers"]
-
 SEEDS = 1000
 """Seeds that one sampled posterior may take: multiples of it are independent. Doubled: other points."""
 

@@ -35,8 +35,6 @@ from smimbench_channels.sequence.softmax.deep.integrand import Law, Points, make
 from smimbench_channels.sequence.softmax.deep.proposal import Proposal, Sizes, draw_mixture, propose
 from smimbench_channels.sequence.softmax.moments import Moments, moments_of_means
 
-__all__ = ["integrate"]
-
 SCRAMBLES = 8
 """Independent sets of points; their spread is the error. Doubled: half as many points in each, up to twice the error."""
 PILOT = 256

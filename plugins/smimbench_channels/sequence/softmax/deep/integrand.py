@@ -18,25 +18,6 @@ from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array, Host
 from smimbench.numerics import is_diagonal
 
-__all__ = [
-    "SINGULAR",
-    "TINY",
-    "Law",
-    "Points",
-    "Vectors",
-    "adjugate",
-    "combine",
-    "log_integrand",
-    "log_of_sum",
-    "make_law",
-    "mixed",
-    "mixing",
-    "output_gap",
-    "squares",
-    "total",
-    "unmixed",
-]
-
 Vectors = list[list[Array]]
 
 TINY = 1e-300  # added where a logarithm could be taken of 0

@@ -32,8 +32,6 @@ from smimbench_channels.sequence.softmax.deep.integrand import (
     unmixed,
 )
 
-__all__ = ["Proposal", "Sizes", "draw_mixture", "propose"]
-
 LEAST_GAP, LARGEST_GAP = 1e-3, 3.0
 """Where differences of two tokens are drawn uniformly in the logarithm. The former halved: outputs closer than 1e-18 are met."""
 UNIFORM = 0.25

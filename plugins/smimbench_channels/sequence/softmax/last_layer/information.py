@@ -45,8 +45,6 @@ from smimbench_channels.sequence.softmax.last_layer.tables import (
     wanted_step,
 )
 
-__all__ = ["ACCURACY", "Accuracy", "evaluate", "supports"]
-
 
 def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
     """Whether one (Q, V), both (L, L), is covered.

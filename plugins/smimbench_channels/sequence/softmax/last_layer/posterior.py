@@ -12,8 +12,6 @@ import numpy as np
 from smimbench.interfaces import Array, Host
 from smimbench_channels.sequence.softmax.last_layer.tables import Tables
 
-__all__ = ["KnownLayer", "Moments", "compress", "posterior_moments"]
-
 DARKEST = 60.0
 """Weights below ``exp(-DARKEST)`` of the largest possible one are 0. Doubled: the same, three times as slowly on some processors:
 single precision ends there, and products with numbers next to its end take a hundred cycles."""

@@ -7,8 +7,6 @@ import numpy as np
 from smimbench.interfaces import Host
 from smimbench_channels.sequence.softmax.compiling import compiled
 
-__all__ = ["spread"]
-
 
 def _add(x, y, moments, table):
     # moments: a row for each point. table: N, m, N

@@ -14,19 +14,6 @@ from smimbench.interfaces import Host
 from smimbench.numerics import normal_points
 from smimbench_channels.sequence.softmax.deep.integrand import mixing as mixing_of_layers
 
-__all__ = [
-    "ACCURACY",
-    "MOST_NODES",
-    "Accuracy",
-    "Tables",
-    "farthest_node",
-    "make_tables",
-    "mixing",
-    "node_count",
-    "nodes_needed",
-    "wanted_step",
-]
-
 MOST_NODES = 600
 """Largest number of nodes along each axis. Doubled: larger tables where V is below 1e-4."""
 

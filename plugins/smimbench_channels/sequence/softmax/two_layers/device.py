@@ -14,8 +14,6 @@ from smimbench.backend import namespace
 from smimbench.interfaces import Array
 from smimbench_channels.sequence.softmax.two_layers.kernel import TABLE, kernel
 
-__all__ = ["device_sums"]
-
 _integrate = kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 
 

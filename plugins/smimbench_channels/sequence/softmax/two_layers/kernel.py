@@ -32,8 +32,6 @@ from numba import njit
 from smimbench.interfaces import Array
 from smimbench_channels.sequence.softmax.compiling import compiled
 
-__all__ = ["TABLE", "host_sums", "kernel"]
-
 _FAR = 700.0  # logarithms are cut here, where exp still gives a finite number
 
 

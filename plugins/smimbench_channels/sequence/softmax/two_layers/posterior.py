@@ -20,8 +20,6 @@ from smimbench_channels.sequence.softmax.deep import importance
 from smimbench_channels.sequence.softmax.deep.integrand import total
 from smimbench_channels.sequence.softmax.moments import Moments, moments_of_means
 
-__all__ = ["Rule", "integrate"]
-
 SPARE = 6.5
 """Energy ``|z - omega|^2 / 2 V`` of the box beyond log(1 / accuracy). Doubled: errors of 1e-10, not 5e-8, where V <= 0.01."""
 DEEPEST = 250.0
