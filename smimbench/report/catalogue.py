@@ -20,6 +20,7 @@ from smimbench.theory.limit import BRINGS_NONE
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from smimbench.files import JsonObject
     from smimbench.registry.registry import Entry, Registry
 
 _EMPTY = inspect.Parameter.empty
@@ -29,9 +30,9 @@ _INFO = (
 )  # fmt: skip
 
 
-def item_documents(registry: Registry, kind: str | None) -> dict[str, list[dict[str, Any]]]:
+def item_documents(registry: Registry, kind: str | None) -> dict[str, list[JsonObject]]:
     """Items of a kind in the plural (None: all kinds, and suites)."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[JsonObject]] = {}
     for name in KINDS:
         if kind in (None, f"{name}s"):
             found[f"{name}s"] = [_item_document(entry) for entry in registry.entries(name)]
@@ -40,7 +41,7 @@ def item_documents(registry: Registry, kind: str | None) -> dict[str, list[dict[
     return found
 
 
-def _item_document(entry: Entry) -> dict[str, Any]:
+def _item_document(entry: Entry) -> JsonObject:
     capabilities = entry.item.capabilities
     return {
         "name": entry.name,
@@ -56,7 +57,7 @@ def _item_document(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _suite_document(registry: Registry, name: str) -> dict[str, Any]:
+def _suite_document(registry: Registry, name: str) -> JsonObject:
     try:
         suite = load_suite(name, registry=registry)
     except SuiteError as error:  # one that needs a plugin which is not here must not hide the others
@@ -74,7 +75,7 @@ def _suite_document(registry: Registry, name: str) -> dict[str, Any]:
     }
 
 
-def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
+def info_documents(registry: Registry, name: str) -> list[JsonObject]:
     """Everything about all items and suites of a name (the same name may stand for several kinds or models)."""
     distribution, _, plain = name.rpartition(":")
     documents = [
@@ -104,7 +105,7 @@ def _own_theory(entry: Entry) -> dict[str, str]:
     return {"theory": (inspect.getdoc(ask) or "see its documentation") if ask else f"None: {BRINGS_NONE}."}
 
 
-def _parameters(entry: Entry) -> list[dict[str, Any]]:
+def _parameters(entry: Entry) -> list[JsonObject]:
     return [
         {
             "name": name,
@@ -123,7 +124,7 @@ def _type(annotation: Any) -> str:
     return "" if annotation is _EMPTY else getattr(annotation, "__name__", str(annotation))
 
 
-def plugin_documents(registry: Registry) -> list[dict[str, Any]]:
+def plugin_documents(registry: Registry) -> list[JsonObject]:
     """All plugins with status and reasons."""
     return [
         {
@@ -139,7 +140,7 @@ def plugin_documents(registry: Registry) -> list[dict[str, Any]]:
     ]
 
 
-def print_items(console: Console, documents: dict[str, list[dict[str, Any]]]) -> None:
+def print_items(console: Console, documents: dict[str, list[JsonObject]]) -> None:
     """A short table per kind."""
     for kind, items in documents.items():
         console.print(make_table(kind, SUITES if kind == "suites" else ITEMS, items, padding=1))
@@ -147,11 +148,11 @@ def print_items(console: Console, documents: dict[str, list[dict[str, Any]]]) ->
     console.print("smimbench info NAME says more.", style="dim")
 
 
-def _models(item: dict[str, Any]) -> str:
+def _models(item: JsonObject) -> str:
     return "" if item["kind"] == "model" else ", ".join(item["models"]).replace("*", "all models")
 
 
-def _name(item: dict[str, Any]) -> str:
+def _name(item: JsonObject) -> str:
     where = item.get("distribution", "smimbench")
     return item["name"] if where == "smimbench" else f"{item['name']} ({where})"
 
@@ -169,7 +170,7 @@ SUITES = [
 ]
 
 
-def print_info(console: Console, documents: list[dict[str, Any]]) -> None:
+def print_info(console: Console, documents: list[JsonObject]) -> None:
     """One page per item."""
     for document in documents:
         console.rule(f"{document['kind']} {document['name']}", align="left")
@@ -194,7 +195,7 @@ def print_info(console: Console, documents: list[dict[str, Any]]) -> None:
         console.print()
 
 
-def print_plugins(console: Console, documents: list[dict[str, Any]]) -> None:
+def print_plugins(console: Console, documents: list[JsonObject]) -> None:
     """What became of each plugin."""
     for document in documents:
         style = {"loaded": "green", "failed": "bold red"}.get(document["status"], "yellow")

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from smimbench.files import JsonObject
+
 SYMBOLS = dict(zip("osD^vPX*<>hp", ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star",
                                      "triangle-left", "triangle-right", "hexagon", "pentagon")))  # fmt: skip
 """Plotly's names of the markers of figures."""
 
 
-def table(about: Mapping[str, Any], **columns: Iterable[Any]) -> list[dict[str, Any]]:
+def table(about: Mapping[str, Any], **columns: Iterable[Any]) -> list[JsonObject]:
     """Rows of a CSV: what they have in common, and columns; without points that have no value."""
     lists = [np.asarray(values).tolist() for values in columns.values()]
     rows = [{**about, **dict(zip(columns, values))} for values in zip(*lists)]
@@ -47,7 +49,7 @@ class Series:
     x: Any
     y: Any
     style: Mapping[str, Any]
-    rows: Sequence[dict[str, Any]] = ()
+    rows: Sequence[JsonObject] = ()
     kind: str = "line"
     error: Any = None
     band: tuple[Any, Any] | None = None
@@ -82,7 +84,7 @@ class Panel:
     thresholds: Sequence[tuple[float, str]] | None = None
     hard: Sequence[float] | None = None
     image: tuple[Any, Any, Any, str] | None = None
-    extra: list[dict[str, Any]] = field(default_factory=list)
+    extra: list[JsonObject] = field(default_factory=list)
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Chart:
     many: bool = False
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         """What the CSV holds."""
         return [row for p in self.panels for rows in (*(s.rows for s in p.series), p.extra) for row in rows]
 
@@ -193,7 +195,7 @@ def _draw_series(axis: Any, series: Series, zero: float | None) -> None:
 # -- the page -------------------------------------------------------------------------------------------------------------
 
 
-def page_charts(charts: Sequence[Chart], target: float) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+def page_charts(charts: Sequence[Chart], target: float) -> tuple[list[dict[str, str]], list[JsonObject]]:
     """Groups (name, title, caption) and charts for the page's script, one chart per panel.
 
     Parameters
@@ -207,7 +209,7 @@ def page_charts(charts: Sequence[Chart], target: float) -> tuple[list[dict[str, 
     return groups, found
 
 
-def _page_panel(panel: Panel, many: bool) -> dict[str, Any]:
+def _page_panel(panel: Panel, many: bool) -> JsonObject:
     traces = [_trace(series, panel, many) for series in panel.series if series.name]
     ends = [x for trace in traces for x in trace["x"]] or [0.0]
     return {
@@ -223,7 +225,7 @@ def _page_panel(panel: Panel, many: bool) -> dict[str, Any]:
     }
 
 
-def _trace(series: Series, panel: Panel, many: bool) -> dict[str, Any]:
+def _trace(series: Series, panel: Panel, many: bool) -> JsonObject:
     known = np.isfinite(np.asarray(series.y, dtype=float)).nonzero()[0]
     if many and len(known) > 80:
         known = known[np.unique(np.linspace(0, len(known) - 1, 80).round().astype(int))]
@@ -236,7 +238,7 @@ def _trace(series: Series, panel: Panel, many: bool) -> dict[str, Any]:
     texts = [_hover(series.name, dict(zip(columns, values))) for values in zip(*columns.values())]
     style, marks = series.style, series.kind == "marks"
     color = style["color"]
-    trace: dict[str, Any] = {"name": series.name, "algorithm": series.algorithm, "x": x, "y": y, "text": texts}
+    trace: JsonObject = {"name": series.name, "algorithm": series.algorithm, "x": x, "y": y, "text": texts}
     trace |= {"mode": "markers" if marks else "lines"}
     trace |= {"color": color if isinstance(color, str) and color.startswith("#") else None}
     if not marks:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+    from smimbench.files import JsonObject
+
 FEW = 4
 """Runs below which z is marked: the standard error of three runs is off by half. Doubled, most quick suites are marked."""
 
@@ -97,8 +99,8 @@ def _percent(value: float | None, form: str = ".0%") -> str:
     return "" if value is None else format(value, form)
 
 
-def _near(row: Mapping[str, Any], epsilon: str = "0.05") -> dict[str, Any]:
-    found: dict[str, Any] = row["time_to_theory"][epsilon]
+def _near(row: Mapping[str, Any], epsilon: str = "0.05") -> JsonObject:
+    found: JsonObject = row["time_to_theory"][epsilon]
     return found
 
 

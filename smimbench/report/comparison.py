@@ -13,6 +13,8 @@ from smimbench.report.statistics import change_between
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.files import JsonObject
+
 LEVEL = 0.997
 """Level of the intervals by which a change is clear. At 0.9985, with half as many false alarms, they are a tenth wider."""
 
@@ -23,7 +25,7 @@ ORDER = (GONE, "worse", "only before", "differs", "within noise", "only after")
 """Verdicts, worst first; all others come after them."""
 
 
-def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def compare_rows(before: Sequence[JsonObject], after: Sequence[JsonObject]) -> list[JsonObject]:
     """Match rows of two tables by what was run and judge the change of each error and of each time.
 
     A label may have changed, and two different things may have one label: neither decides what is compared with what.
@@ -39,7 +41,7 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
     found = []
     for place in dict.fromkeys((*old, *new)):
         a, b = old.get(place), new.get(place)
-        entry: dict[str, Any] = {
+        entry: JsonObject = {
             key: (b or a or {}).get(key)
             for key in (
                 "problem",
@@ -67,16 +69,16 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
     return sorted(distinguish(found), key=_badness)
 
 
-def _compared_place(row: dict[str, Any]) -> tuple[Any, ...]:
+def _compared_place(row: JsonObject) -> tuple[Any, ...]:
     """What was measured, whatever its label: problem and algorithm without versions, and where on the grid."""
     what = row.get("identity") or {"problem": row["problem"], "algorithm": row["algorithm"]}
     grid = ("backend", "alpha", "dimension", "metric", "component")
     return (canonical_json(what), *(row[key] for key in grid))
 
 
-def _judge_change(entry: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None) -> dict[str, Any]:
+def _judge_change(entry: JsonObject, a: JsonObject | None, b: JsonObject | None) -> JsonObject:
     """Change, its interval, its size in standard errors, and the verdict."""
-    found: dict[str, Any] = dict.fromkeys(("change_percent", "interval", "z"))
+    found: JsonObject = dict.fromkeys(("change_percent", "interval", "z"))
     if a is None or b is None:
         return {**found, "verdict": "only after" if a is None else "only before"}
     before, after, theory = a["mean"], b["mean"], b.get("theory")
@@ -102,19 +104,19 @@ def _judge_change(entry: dict[str, Any], a: dict[str, Any] | None, b: dict[str, 
     return {**found, "verdict": "nearer to theory" if nearer else "worse"}
 
 
-def _time_change(a: dict[str, Any] | None, b: dict[str, Any] | None) -> float | None:
+def _time_change(a: JsonObject | None, b: JsonObject | None) -> float | None:
     comparable = a and b and a["trusted"] and b["trusted"] and a["machines"] == b["machines"]
     if not comparable or not a or not b or not a["per_iteration"] or not b["per_iteration"]:
         return None
     return float(100 * (b["per_iteration"] / a["per_iteration"] - 1))
 
 
-def _badness(entry: dict[str, Any]) -> tuple[float, float]:
+def _badness(entry: JsonObject) -> tuple[float, float]:
     rank = ORDER.index(entry["verdict"]) if entry["verdict"] in ORDER else len(ORDER)
     return rank, -abs(entry["change_percent"] or 0.0)
 
 
-def exceeds(entry: dict[str, Any], percent: float) -> bool:
+def exceeds(entry: JsonObject, percent: float) -> bool:
     """Whether a row fails a gate: an error clearly worse, or a comparable time slower, by more than ``percent``."""
     slower = entry["time_percent"] is not None and entry["time_percent"] > percent
     change = abs(entry["change_percent"]) if entry["change_percent"] is not None else math.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smimbench.backend import machine
 from smimbench.backend.namespaces.cupy import describe_gpu
@@ -13,10 +13,11 @@ from smimbench.backend.roofline import measure, remembered
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from smimbench.files import JsonObject
     from smimbench.registry.registry import Registry
 
 
-def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
+def diagnose(registry: Registry, *, ceilings: bool = False) -> JsonObject:
     """Versions, BLAS, GPU and plugins, with the command that fixes each problem.
 
     Parameters
@@ -46,10 +47,10 @@ def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
     }
 
 
-def _ceilings(anew: bool, gpu: bool) -> dict[str, Any]:
+def _ceilings(anew: bool, gpu: bool) -> JsonObject:
     """Rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
     wanted = {("numpy", 1), ("numpy", os.cpu_count() or 1)} | ({("cupy", 1)} if gpu else set())
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for backend, threads in sorted(wanted):
         rates = measure(backend, threads) if anew else remembered(backend, threads)
         if rates:
@@ -57,7 +58,7 @@ def _ceilings(anew: bool, gpu: bool) -> dict[str, Any]:
     return found
 
 
-def print_diagnosis(console: Console, document: dict[str, Any]) -> None:
+def print_diagnosis(console: Console, document: JsonObject) -> None:
     """The diagnosis as a page."""
     info, gpu, plugins = document["machine"], document["gpu"], document["plugins"]
     driver = gpu["driver"]
@@ -96,7 +97,7 @@ def print_diagnosis(console: Console, document: dict[str, Any]) -> None:
         console.print(f"to do: {line}", style="yellow", soft_wrap=True)
 
 
-def _rates(rates: dict[str, Any]) -> str:
+def _rates(rates: JsonObject) -> str:
     kinds = [key for key in ("float64", "float32", "tf32") if key in rates]
     products = ", ".join(f"{rates[key] / 1e9:.0f} {key}" for key in kinds)
     return f"{products} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s"

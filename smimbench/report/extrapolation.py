@@ -18,11 +18,13 @@ from smimbench.report.labels import grouped
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.files import JsonObject
+
 FEWEST = 3
 """Dimensions from which on rows are extrapolated: with two there is a line through both, and nothing tests it."""
 
 
-def extrapolated_rows(rows: Sequence[dict[str, Any]], target: float = 1e-3) -> list[dict[str, Any]]:
+def extrapolated_rows(rows: Sequence[JsonObject], target: float = 1e-3) -> list[JsonObject]:
     """One entry for every problem, algorithm, backend, nominal sample ratio, metric and component of three dimensions or more.
 
     Parameters
@@ -50,7 +52,7 @@ def extrapolated_rows(rows: Sequence[dict[str, Any]], target: float = 1e-3) -> l
     """
     keys = ("algorithm", "backend", "nominal_alpha", "metric", "component")
 
-    def what(row: dict[str, Any]) -> tuple[Any, ...]:
+    def what(row: JsonObject) -> tuple[Any, ...]:
         return (row["problem"], *(row[key] for key in keys), canonical_json(row["identity"]))
 
     found = []
@@ -61,7 +63,7 @@ def extrapolated_rows(rows: Sequence[dict[str, Any]], target: float = 1e-3) -> l
     return found
 
 
-def _extrapolated_row(members: Sequence[dict[str, Any]], target: float) -> dict[str, Any] | None:
+def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObject | None:
     runs = [row for row in members if row["mean"] is not None]
     if len({row["dimension"] for row in runs}) < FEWEST:
         return None
@@ -108,7 +110,7 @@ def _extrapolated_row(members: Sequence[dict[str, Any]], target: float) -> dict[
     }
 
 
-def _moved(row: dict[str, Any], last: dict[str, Any]) -> float:
+def _moved(row: JsonObject, last: JsonObject) -> float:
     """Difference of the predictions at the sample ratios of two dimensions."""
     if row["theory"] is None or last["theory"] is None or row["alpha"] == last["alpha"]:
         return 0.0
@@ -117,7 +119,7 @@ def _moved(row: dict[str, Any], last: dict[str, Any]) -> float:
 
 def _against_theory(
     limit: float, error: float, dof: float, theory: float | None, theory_error: float | None, target: float
-) -> dict[str, Any]:
+) -> JsonObject:
     if theory is None:
         return {"theory": None, "theory_error": theory_error, "difference": None, "z": None}
     scale = math.hypot(error, theory_error or 0.0, target if theory == 0 else 0.0)

@@ -18,6 +18,7 @@ from smimbench.report.style import COLORS, Look, floor_of, line_name, looks, loo
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import ProblemPlan, Suite
@@ -166,7 +167,7 @@ KEY = (
 """What is in the figure of a metric."""
 
 
-def metric_chart(suite: Suite, rows: Sequence[dict[str, Any]], cache: TheoryCache, metric: str) -> Chart | None:
+def metric_chart(suite: Suite, rows: Sequence[JsonObject], cache: TheoryCache, metric: str) -> Chart | None:
     """The figure of one metric, a panel per problem and component; None where ``--only`` leaves no problem."""
     look = looks_of(suite)
     for row in rows:  # labels that were told apart by their parameters
@@ -197,7 +198,7 @@ def _components(plan: Any, metric: str) -> Sequence[int | None]:
 
 
 def _metric_panel(
-    suite: Suite, plan: Any, metric: str, component: int | None, rows: Sequence[dict[str, Any]], cache: TheoryCache,
+    suite: Suite, plan: Any, metric: str, component: int | None, rows: Sequence[JsonObject], cache: TheoryCache,
     look: dict[str, Look],
 ) -> Panel:  # fmt: skip
     problem, about, k = plan.problem, find_metric(metric, plan.problem.model.name), (component or 1) - 1
@@ -253,7 +254,7 @@ def _metric_panel(
 
 
 def _runs(
-    rows: Sequence[dict[str, Any]], look: Look, name: str, place: dict[str, Any], dimensions: Sequence[int], d: str
+    rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject, dimensions: Sequence[int], d: str
 ) -> list[Series]:
     """Marks of one algorithm; larger ones for larger dimensions, hollow ones where a run has not ended as it should."""
     several = len(dimensions) > 1
@@ -277,7 +278,7 @@ def _runs(
     return found
 
 
-def _predicted(rows: Sequence[dict[str, Any]], look: Look, name: str, place: dict[str, Any]) -> list[Series]:
+def _predicted(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject) -> list[Series]:
     """What theory predicts for the algorithm, where that is not the Bayes-optimal value."""
     says = {
         r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0)

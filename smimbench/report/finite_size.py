@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from smimbench.report.tables import law_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.suite.cells import Suite
 
 
-def size_charts(suite: Suite, entries: Sequence[dict[str, Any]]) -> list[Chart]:
+def size_charts(suite: Suite, entries: Sequence[JsonObject]) -> list[Chart]:
     """One figure per problem, a panel for every metric, algorithm and component; color and marker stand for a sample ratio.
 
     Parameters
@@ -45,7 +46,7 @@ def size_charts(suite: Suite, entries: Sequence[dict[str, Any]]) -> list[Chart]:
     return charts
 
 
-def _size_panel(entries: Sequence[dict[str, Any]], alphas: Sequence[float]) -> Panel:
+def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel:
     import matplotlib
 
     first, d = entries[0], letter_of(entries)

@@ -11,8 +11,10 @@ from smimbench.run.external import ELSEWHERE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from smimbench.files import JsonObject
 
-def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
+
+def without_versions(spec: Mapping[str, Any]) -> JsonObject:
     """The description of an item, or of several by kind, without versions: a fix does not make it another one."""
     return {
         key: without_versions(value) if isinstance(value, dict) else value
@@ -78,14 +80,14 @@ def letter_of(rows: Iterable[Mapping[str, Any]]) -> str:
     return str(found.pop() or "D") if len(found) == 1 else "D"
 
 
-def distinguish(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def distinguish(rows: Sequence[JsonObject]) -> list[JsonObject]:
     """The rows, with what differs added to labels under which different problems or algorithms stand.
 
     Reads ``problem``, ``algorithm`` and, where there is one, ``identity`` of every row.
     """
     found = [dict(row) for row in rows]
     for key in ("problem", "algorithm"):
-        meanings: dict[str, dict[str, dict[str, Any]]] = {}
+        meanings: dict[str, dict[str, JsonObject]] = {}
         for row in found:
             what = (row.get("identity") or {}).get(key)
             if what is not None:
@@ -97,8 +99,8 @@ def distinguish(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(table: Mapping[str, Any], before: str = "") -> JsonObject:
+    flat: JsonObject = {}
     for key, value in table.items():
         flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
     return flat

@@ -19,6 +19,7 @@ from smimbench.report.style import COLORS, FLOOR, end_marker, floor_of, line_nam
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.run.store import Store
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
@@ -32,7 +33,7 @@ class Run(NamedTuple):
 
     place: Place
     algorithm: str
-    record: dict[str, Any]
+    record: JsonObject
     x: Any
     values: Any
 
@@ -59,7 +60,7 @@ def left_out(chosen: Sequence[Any], places: Collection[Any], what: str = "proble
     return "" if len(chosen) == len(places) else f" {len(chosen)} of {len(places)} combinations of {what}."
 
 
-def _place_panel(suite: Suite, place: Place, xlabel: str, ylabel: str) -> tuple[Any, Panel, dict[str, Any]]:
+def _place_panel(suite: Suite, place: Place, xlabel: str, ylabel: str) -> tuple[Any, Panel, JsonObject]:
     """The problem of a place, its panel without series, and its columns in the CSV."""
     label, alpha, dimension = place
     problem = next(plan.problem for plan in suite.plans if plan.label == label)
@@ -276,7 +277,7 @@ def _by_cell(pairs: Sequence[Pair]) -> dict[tuple[str, str, float, int], list[Pa
     return grouped(pairs, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].alpha, p[0].dimension))
 
 
-def _trajectory_panel(place: dict[str, Any], d: str, theory: dict[str, Any], runs: Sequence[dict[str, Any]]) -> Panel:
+def _trajectory_panel(place: JsonObject, d: str, theory: JsonObject, runs: Sequence[JsonObject]) -> Panel:
     """One panel; the page has the mean of all runs in place of each."""
     clock, scale, xlabel = ("iteration", 1, "iteration")
     if "samples" in theory:
@@ -357,7 +358,7 @@ def _spectrum_panel(suite: Suite, members: Sequence[Pair], cache: TheoryCache) -
     about |= {"dimension": cell.dimension}
     place = f"{cell.problem_label}, {cell.algorithm_label}, α = {cell.alpha:.4g}"
 
-    def rows(what: str, ends: Any, density: Any, share: float) -> list[dict[str, Any]]:
+    def rows(what: str, ends: Any, density: Any, share: float) -> list[JsonObject]:
         own = table({**about, "what": what}, **{"from": ends[:-1], "to": ends[1:], "density": density})
         return [*own, {**about, "what": what, "from": 0, "to": 0, "share": share}]
 

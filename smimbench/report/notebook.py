@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from smimbench.files import JsonObject
+
 ROW: list[str | Column] = [
     "problem", "algorithm", "alpha", "D", "metric", "component", "n", "mean ± s.e.m.", "predicted", "z", "optimal",
     "error / optimal", "per run", "status",
@@ -25,7 +27,7 @@ ROW: list[str | Column] = [
 """Columns of a row in HTML."""
 
 
-def rows_html(rows: Sequence[dict[str, Any]]) -> str:
+def rows_html(rows: Sequence[JsonObject]) -> str:
     """Verdicts and the first rows as HTML; all text of others as it is written."""
     lines = "".join(f"<li>{html.escape(verdict_line(one))}</li>" for one in verdicts(rows))
     return f"<ul>{lines}</ul>{html_table(ROW, rows[:40])}<p>{min(40, len(rows))} of {len(rows)} rows</p>"
@@ -60,8 +62,8 @@ def load_folder(folder: Path) -> Loaded:
     found = settings_under(folder)
     if not found:
         raise SuiteError(str(folder), "", why_none(folder))
-    values: list[dict[str, Any]] = []
-    steps: list[dict[str, Any]] = []
+    values: list[JsonObject] = []
+    steps: list[JsonObject] = []
     stores = {one.store.folder: (one.suite, one.store) for one in found}.values()
     for suite, store in [*stores, *((suite, scores_of(store)) for suite, store in stores)]:
         for key, record in store.load().items():
@@ -80,7 +82,7 @@ def load_folder(folder: Path) -> Loaded:
     return Loaded(_frame(values), _frame(steps))
 
 
-def _steps(key: str, trajectory: dict[str, Any]) -> list[dict[str, Any]]:
+def _steps(key: str, trajectory: JsonObject) -> list[JsonObject]:
     """A row for each step, metric and component of a trajectory."""
     axes = {name: trajectory.get(name) for name in AXES}
     return [
@@ -91,7 +93,7 @@ def _steps(key: str, trajectory: dict[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _frame(rows: list[dict[str, Any]]) -> Any:
+def _frame(rows: list[JsonObject]) -> Any:
     for name in ("pandas", "polars"):
         if importlib.util.find_spec(name) is not None:
             return importlib.import_module(name).DataFrame(rows)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from smimbench.files import JsonObject
+
 FORMAT = 1
 """Layout of the file; raised when older readers could not understand it."""
 
@@ -27,14 +29,14 @@ class _Place(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
-    common: dict[str, Any]
-    rows: list[dict[str, Any]]
+    common: JsonObject
+    rows: list[JsonObject]
 
 
 class _Body(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
-    identities: list[dict[str, Any]]
+    identities: list[JsonObject]
     places: list[_Place]
 
 
@@ -76,7 +78,7 @@ def _text_of(whole: Mapping[str, Any]) -> str:
     return lines.replace('{"common":', '\n{"common":') + "\n"
 
 
-def read_packed(path: Path, *, exactly: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_packed(path: Path, *, exactly: bool = False) -> tuple[JsonObject, JsonObject]:
     """The document and ``run.json`` of a file that ``write_packed`` has written.
 
     Parameters
@@ -140,11 +142,11 @@ def _begins_as_packed(path: Path) -> bool:
         return file.read(10) == b'{"packed":'
 
 
-def _pack(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _pack(rows: Sequence[JsonObject]) -> JsonObject:
     first = rows[0]
     common = {key: value for key, value in first.items() if all(key in row and row[key] == value for row in rows)}
     return {"common": common, "rows": [{k: v for k, v in row.items() if k not in common} for row in rows]}
 
 
-def _unpack(packed: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _unpack(packed: Mapping[str, Any]) -> list[JsonObject]:
     return [{**packed["common"], **row} for row in packed["rows"]]

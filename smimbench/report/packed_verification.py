@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from smimbench.files import JsonObject
     from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Suite
 
-Row = dict[str, Any]
+Row = JsonObject
 
 
 def verify_packed(

@@ -25,6 +25,7 @@ from smimbench.report.verdict import prediction_words, summary, tied_words, verd
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
     from smimbench.suite.cells import Suite
 
@@ -34,11 +35,11 @@ NEEDS = ("jinja2", "matplotlib", "plotly")
 
 def render_page(
     suite: Suite,
-    rows: Sequence[dict[str, Any]],
-    extrapolated: Sequence[dict[str, Any]],
+    rows: Sequence[JsonObject],
+    extrapolated: Sequence[JsonObject],
     counts: dict[str, int],
     missing: int,
-    shared: dict[str, Any],
+    shared: JsonObject,
     drawn: Sequence[Chart],
     figures: Sequence[Path],
 ) -> str:
@@ -116,7 +117,7 @@ def _contender_table(verdict: Mapping[str, Any]) -> str:
     return html_table(columns, verdict["contenders"], lambda one: _about(problem, one["algorithm"], one))
 
 
-def _shown(verdict: dict[str, Any]) -> dict[str, Any]:
+def _shown(verdict: JsonObject) -> JsonObject:
     best = verdict["contenders"][0] if verdict["contenders"] and verdict["contenders"][0]["points"] else None
     words = {"own": prediction_words(best), "ratio": ratio_words(best)} if best else {}
     return {**verdict, "best": best, **words, "ties": tied_words(verdict), "line": verdict_line(verdict)}
@@ -129,7 +130,7 @@ def _when(shared: Mapping[str, Any]) -> str:
     return f"Run on {datetime.datetime.fromtimestamp(written, datetime.UTC):%Y-%m-%d %H:%M} UTC."
 
 
-def _made_with(suite: Suite, rows: Sequence[dict[str, Any]], shared: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the numbers were made with: one name and one text each."""
     machine = shared.get("machine") or {}
     found = [

@@ -17,6 +17,7 @@ from smimbench.report.verdict import errors
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.run.store import Store
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
@@ -32,7 +33,7 @@ READING = (
 """How to read a profile."""
 
 
-def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> list[dict[str, Any]]:
+def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> list[JsonObject]:
     """When each run came near the Bayes-optimal error: one entry for each run and nearness.
 
     Returns
@@ -75,7 +76,7 @@ def share_within(entries: Sequence[Mapping[str, Any]], axis: str) -> dict[str, t
 
 
 def profile_chart(
-    suite: Suite, rows: Sequence[dict[str, Any]], pairs: Sequence[Pair], cache: TheoryCache, store: Store
+    suite: Suite, rows: Sequence[JsonObject], pairs: Sequence[Pair], cache: TheoryCache, store: Store
 ) -> Chart | None:
     """Shares of targets reached against seconds, iterations and samples, and how near to the best error each comes."""
     entries = hits(suite, pairs, cache, store)

@@ -37,18 +37,19 @@ from smimbench.theory.limit import BRINGS_NONE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.run.external import Point
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
 
-Pair = tuple[Cell, dict[str, Any]]
+Pair = tuple[Cell, JsonObject]
 """A cell of a suite and its record."""
 
 LOST = (Status.DIVERGED.value, Status.FAILED.value)
 
 
-class Rows(list[dict[str, Any]]):
+class Rows(list[JsonObject]):
     """A list of rows that a notebook shows as a verdict and a table."""
 
     def _repr_html_(self) -> str:
@@ -65,9 +66,9 @@ def suite_records(suite: Suite, store: Store, backends: Sequence[str]) -> list[P
     return paired([cell for backend in backends for cell in suite.cells(backend)], store.load(compact=True))
 
 
-def paired(cells: Sequence[Cell], records: Mapping[str, dict[str, Any]]) -> list[Pair]:
+def paired(cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[Pair]:
     """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
-    by_key: dict[str, dict[str, Any]] = {}
+    by_key: dict[str, JsonObject] = {}
     for stem, record in records.items():
         key = stem.partition(".")[0]
         if key not in by_key or (record.get("timing") or {}).get("trusted"):
@@ -112,7 +113,7 @@ def _ratio_of_runs(problem: Problem, members: Sequence[Pair], store: Store) -> f
 # -- theory ---------------------------------------------------------------------------------------------------------------
 
 
-def bayes_point(cache: TheoryCache, problem: Problem, ratio: float) -> dict[str, Any] | None:
+def bayes_point(cache: TheoryCache, problem: Problem, ratio: float) -> JsonObject | None:
     """The Bayes-optimal point at a sample ratio; None where it is not stored."""
     found = cache.points_at_hand(problem, [ratio])
     return found[0][0] if found else None
@@ -123,10 +124,10 @@ def own_point(
     problem: Problem,
     cell: Cell,
     ratio: float,
-    records: Sequence[dict[str, Any]] = (),
+    records: Sequence[JsonObject] = (),
     *,
     trajectory: bool = False,
-) -> dict[str, Any] | str:
+) -> JsonObject | str:
     """Prediction for the algorithm of a cell under the conditions of its runs, or the reason why there is none."""
     starts = (record.get("start") or {} for record in records)
     known = [Overlaps(*(start[name] for name in Overlaps._fields)) for start in starts if start]
@@ -166,7 +167,7 @@ def _near(cache: TheoryCache, problem: Problem, records: Sequence[Any], ratio: f
 # -- rows -----------------------------------------------------------------------------------------------------------------
 
 
-def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryCache) -> list[dict[str, Any]]:
+def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryCache) -> list[JsonObject]:
     """Rows of the error table, in the order of the suite.
 
     A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. ``mean`` and ``sem``
@@ -196,13 +197,13 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
     if len(unsolved) == len(problems) and isinstance(first, ProblemError) and first.key != "theory":
         # With that key its process ended, or had to: rows say so, the runs may be good. Otherwise nothing else is hidden.
         raise first
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for key, members in groups.items():
         problem, cell, ratio = problems[key[0]], members[0][0], ratios[key]
         records = [record for _, record in members]
         place = _place_of_row(cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.dimension)
         point, near = None, None
-        own: dict[str, Any] | str = ""
+        own: JsonObject | str = ""
         if key[0] in unsolved:
             own = f"theory raised {error_line(unsolved[key[0]])}"
         elif point := bayes_point(cache, problem, ratio):
@@ -216,13 +217,8 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
 
 
 def rows_of_points(
-    suite: Suite,
-    points: Sequence[Point],
-    records: Sequence[dict[str, Any]],
-    cache: TheoryCache,
-    *,
-    of_suite: bool = False,
-) -> list[dict[str, Any]]:
+    suite: Suite, points: Sequence[Point], records: Sequence[JsonObject], cache: TheoryCache, *, of_suite: bool = False
+) -> list[JsonObject]:
     """Rows for estimates from elsewhere (see ``smimbench.run.external``); replicates of one point share a row.
 
     Parameters
@@ -258,29 +254,29 @@ def rows_of_points(
     return rows
 
 
-def scored_rows(suite: Suite, store: Store, cache: TheoryCache) -> list[dict[str, Any]]:
+def scored_rows(suite: Suite, store: Store, cache: TheoryCache) -> list[JsonObject]:
     """Rows of estimates from elsewhere that ``smimbench score`` has kept, of the metrics of the suite."""
     points, records = kept_scores(suite, store)
     return rows_of_points(suite, points, records, cache, of_suite=True)
 
 
-def _place_of_row(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> dict[str, Any]:
+def _place_of_row(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> JsonObject:
     return {"problem": problem, "algorithm": algorithm, "backend": backend, "alpha": alpha, "dimension": dimension}
 
 
 def _rows_of_place(
-    place: dict[str, Any],
+    place: JsonObject,
     problem: Problem,
-    algorithm: dict[str, Any],
-    records: Sequence[dict[str, Any]],
-    bayes: dict[str, Any] | None,
-    own: dict[str, Any] | str,
+    algorithm: JsonObject,
+    records: Sequence[JsonObject],
+    bayes: JsonObject | None,
+    own: JsonObject | str,
     nominal: float,
     near: str | None,
     metrics: Sequence[str],
     target: float,
     store: Store,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """A row for each metric and component of the runs of one place.
 
     Parameters
@@ -365,8 +361,8 @@ def _rows_of_place(
 
 
 def _learned(
-    problem: Problem, records: Sequence[Any], courses: Sequence[Any], bayes: dict[str, Any], fresh: bool
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    problem: Problem, records: Sequence[Any], courses: Sequence[Any], bayes: JsonObject, fresh: bool
+) -> tuple[list[JsonObject], JsonObject]:
     """When each component was learned, and in what order."""
     held, _ = theory_of(find_metric("overlap"), problem, bayes, problem.components)
     # What draws its own samples has no epochs.

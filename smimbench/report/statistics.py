@@ -16,10 +16,11 @@ from smimbench.run.loop import READINGS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.interfaces import Host
 
-Record = dict[str, Any]
-Trajectory = dict[str, Any]
+Record = JsonObject
+Trajectory = JsonObject
 
 ZERO = 1e-3
 """A Bayes-optimal error below this part of the target counts as 0: no ratio is formed. Doubled, a few more ratios are blank."""
@@ -56,7 +57,7 @@ def mean_and_error(values: Host) -> dict[str, float | None]:
     }
 
 
-def against_theory(values: Host, expected: float | None, error: float | None) -> dict[str, Any]:
+def against_theory(values: Host, expected: float | None, error: float | None) -> JsonObject:
     """Mean, standard error, theory and its error; ``z`` is their difference in units of both errors together."""
     found = mean_and_error(values)
     mean, sem = found["mean"], found["sem"]
@@ -75,14 +76,14 @@ def ratio_to_bayes(values: Host, bayes: float | None, target: float) -> float | 
     return float(values.mean() / bayes)
 
 
-def mean_diagnostics(records: Sequence[Record], theory: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def mean_diagnostics(records: Sequence[Record], theory: Mapping[str, Any]) -> dict[str, list[JsonObject]]:
     """Further numbers that runs report, one entry for each number, with its theory."""
     reported: dict[str, list[Any]] = {}
     for record in records:
         for name, values in (record.get("final") or {}).items():
             if isinstance(values, list) and name not in {*READINGS, "spectrum"}:
                 reported.setdefault(name, []).append(values)
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[JsonObject]] = {}
     for name, lists in sorted(reported.items()):
         expected = theory.get(name) or []
         expected = expected if isinstance(expected, list) else []
@@ -187,10 +188,10 @@ def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
 
 def runtime(
     records: Sequence[Record], trajectories: Sequence[Trajectory | None], bayes: Mapping[str, Any], target: float
-) -> dict[str, Any]:
+) -> JsonObject:
     """What the runtime tables show; ``trajectories`` are None for runs that are lost, ``bayes`` is a point of theory."""
     timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
-    near: dict[str, Any] = {}
+    near: JsonObject = {}
     for epsilon in EPSILONS:
         hits = [time_near(t, near_goal(bayes["mse"], epsilon, target)) for t in trajectories]
         # An attempt that was given up counts in the time to get there.
@@ -220,7 +221,7 @@ def _median_time(values: Sequence[float]) -> float | None:
     return middle if math.isfinite(middle) else None
 
 
-def efficiency(records: Sequence[Record]) -> dict[str, Any]:
+def efficiency(records: Sequence[Record]) -> JsonObject:
     """Mean fraction of the ceiling that bounds an iteration, and which ceiling that is; None where it is not known."""
     found, device = [], []
     for record in records:
@@ -246,7 +247,7 @@ PART = 0.15
 
 def still_moving(
     records: Sequence[Record], trajectories: Sequence[Trajectory | None], target: float
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """Of the runs of one row those whose error still moved; None where fewer than three in four did.
 
     Only runs that ended because their steps were over can: the others were ended by a rule. A run moves where the mean error of
@@ -351,7 +352,7 @@ LAYER = ("target", "fraction", "iterations", "samples", "epochs", "seconds")
 
 def learning_order(
     trajectories: Sequence[Trajectory | None], bayes: Sequence[float], samples: float
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[JsonObject], JsonObject]:
     """When each layer was learned, and in what order.
 
     A layer counts as learned when its overlap first reaches half of the Bayes-optimal one. Layers count from 1.
@@ -409,7 +410,7 @@ def learning_order(
     return layers, order
 
 
-def _last_over_first(runs: Sequence[Sequence[dict[str, float]]], wanted: Sequence[int]) -> dict[str, Any] | None:
+def _last_over_first(runs: Sequence[Sequence[dict[str, float]]], wanted: Sequence[int]) -> JsonObject | None:
     counted = not any(math.isnan(run[layer]["samples"]) for run in runs for layer in wanted)
     axis = "samples" if counted else "iteration"
     spans = [[run[layer][axis] for layer in wanted] for run in runs]

@@ -5,7 +5,7 @@ it is missing.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 from pydantic import Field
@@ -17,6 +17,8 @@ from smimbench.run.verification import Verification, complaints_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from smimbench.files import JsonObject
 
 TABLE = "table/rows.json"
 """In a folder of its own: files next to ``run.json`` are records."""
@@ -178,18 +180,18 @@ class Document(_Open):
     rows: list[Row]
 
 
-def keep_table(folder: Path, document: dict[str, Any]) -> None:
+def keep_table(folder: Path, document: JsonObject) -> None:
     """Write the document that ``show --json`` prints, with a digest."""
     body = json.loads(json.dumps(document, default=str))
     write_atomically(folder / TABLE, table_text(body).encode(), durable_name=False)
 
 
-def table_text(document: dict[str, Any]) -> str:
+def table_text(document: JsonObject) -> str:
     """A table as its file holds it, to the last byte."""
     return json.dumps({"digest": digest_of(document), "document": document}, indent=1, allow_nan=False)
 
 
-def read_table(path: Path, *, whole: bool = True) -> dict[str, Any]:
+def read_table(path: Path, *, whole: bool = True) -> JsonObject:
     """The document in a file, with what follows from its rows found again unless it is not ``whole``.
 
     Raises
@@ -202,14 +204,14 @@ def read_table(path: Path, *, whole: bool = True) -> dict[str, Any]:
     found = read_json(path)
     if not isinstance(found, dict) or not isinstance(found.get("document"), dict):
         raise ValueError("not a table of smimbench")
-    document: dict[str, Any] = found["document"]
+    document: JsonObject = found["document"]
     if found.get("digest") != digest_of(document):
         raise ValueError("changed after it was written (digest does not match)")
     found = checked_document(document)
     return found if whole else document
 
 
-def checked_document(document: dict[str, Any]) -> dict[str, Any]:
+def checked_document(document: JsonObject) -> JsonObject:
     """A document of the right structure, with what follows from its rows found again: an older smimbench may have said less.
 
     Raises
@@ -227,7 +229,7 @@ def checked_document(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, **follows}
 
 
-def kept_table(folder: Path) -> dict[str, Any] | None:
+def kept_table(folder: Path) -> JsonObject | None:
     """The document next to a ``run.json``; None where there is none that can be trusted."""
     try:
         return read_table(folder / TABLE)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from smimbench.files import JsonObject
     from smimbench.suite.cells import Suite
 
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
@@ -89,7 +90,7 @@ def _number(name: str) -> int:
     return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
 
 
-def end_marker(look: Look) -> dict[str, Any]:
+def end_marker(look: Look) -> JsonObject:
     """The marker of an algorithm at the end of its curve: in grey, colors do not tell two of them apart."""
     return {"marker": look.marker, "markevery": [-1], "ms": 4.5, "zorder": 3}
 
@@ -221,7 +222,7 @@ def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
     """One legend of all panels below them, each entry once, and a note."""
     import textwrap
 
-    entries: dict[str, Any] = {}
+    entries: JsonObject = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels()):
             entries.setdefault(label, handle)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-Rows = list[dict[str, Any]]
+    from smimbench.files import JsonObject
+
+Rows = list[JsonObject]
 Columns = list[str | Column]
 WHERE: Columns = ["algorithm", "alpha", "D"]
 
@@ -51,7 +53,7 @@ def _verdict(rows: Rows, *alone: str | Column) -> Columns:
     return [Column("optimal", lambda r: uncertain(r["theory"], r["theory_error"])), *alone, "z"]
 
 
-def error_tables(rows: Sequence[dict[str, Any]], *, full: bool = True) -> list[RenderableType]:
+def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[RenderableType]:
     """Error against theory: one table per problem and metric, the largest excess over the optimal error first."""
     tables = []
     for (problem, metric), members in _by_problem(rows, "metric").items():
@@ -64,7 +66,7 @@ def error_tables(rows: Sequence[dict[str, Any]], *, full: bool = True) -> list[R
     return tables
 
 
-def _worst(row: dict[str, Any]) -> tuple[float, ...]:
+def _worst(row: JsonObject) -> tuple[float, ...]:
     """Failures, then the largest ratio to the optimal error; where there is no ratio, the largest distance from it."""
     bad = sum(count for name, count in row["status_counts"].items() if name not in ("ok", "skipped"))
     distance = abs(row["mean"] - row["bayes"]) if None not in (row["mean"], row["bayes"]) else 0.0
@@ -94,7 +96,7 @@ CONTENDER: Columns = [
 """Columns of the contenders of a problem."""
 
 
-def contender_tables(found: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def contender_tables(found: Sequence[JsonObject]) -> list[RenderableType]:
     """One table per problem that at least two algorithms were run on, best first; see ``verdicts``."""
     tables = []
     for verdict in found:
@@ -109,12 +111,12 @@ SUMMARY: Columns = ["algorithm", "instances", "error / optimal", "error / best",
 """Columns of the summary over all problems."""
 
 
-def summary_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def summary_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
     """The summary over all problems, where there is one."""
     return [make_table("all problems together", SUMMARY, entries)] if entries else []
 
 
-def leaderboard_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def leaderboard_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     """Error and time, then iterations, of every problem that three algorithms or more were run on.
 
     Best error first at every sample ratio. With several components the table has the one whose error is largest.
@@ -143,7 +145,7 @@ def _steps(epsilon: str, row: Mapping[str, Any]) -> str:
 # -- time -----------------------------------------------------------------------------------------------------------------
 
 
-def runtime_tables(rows: Sequence[dict[str, Any]], fingerprint: str, *, full: bool = True) -> list[RenderableType]:
+def runtime_tables(rows: Sequence[JsonObject], fingerprint: str, *, full: bool = True) -> list[RenderableType]:
     """Runtime: one table per problem, slowest to reach theory first; times of other machines are named as such.
 
     What an algorithm refuses has taken no time and has no row.
@@ -179,7 +181,7 @@ def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
 # -- components and other numbers -----------------------------------------------------------------------------------------
 
 
-def learning_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def learning_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     """The order of learning: one table per problem with several components, from rows of the metric that comes first."""
     tables = []
     chosen = [r for r in rows if r.get("learning_order") and r["component"] and r["metric"] == rows[0]["metric"]]
@@ -216,7 +218,7 @@ def _last_over_first(factor: Mapping[str, Any] | None) -> str:
     return f"{factor['mean']:.3g}" + ("" if factor["sem"] is None else f"±{factor['sem']:.2g}")
 
 
-def diagnostic_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def diagnostic_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     """Other numbers that runs report: one table per problem and kind, from rows of the metric that comes first."""
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
@@ -260,7 +262,7 @@ LIMIT: Columns = [
 """Columns of a fit over dimensions."""
 
 
-def extrapolated_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def extrapolated_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
     """One table per problem and metric, largest distance from theory first; ``entries`` from ``extrapolated_rows``."""
     tables = []
     for (problem, metric), members in _by_problem(entries, "metric").items():
@@ -277,7 +279,7 @@ def extrapolated_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableTyp
 # -- comparisons ----------------------------------------------------------------------------------------------------------
 
 
-def comparison_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def comparison_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
     """One table per problem and metric of what ``compare_rows`` gives."""
     tables = []
     for (problem, metric), members in _by_problem(entries, "metric").items():
@@ -315,7 +317,7 @@ def _time(entry: Mapping[str, Any]) -> str:
     return "" if percent is None else f"{seconds(entry['after_seconds'])} {percent:+.0f}%"
 
 
-def other_version_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def other_version_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     """Errors that other versions of an item made, without theory: that of the version at hand may be another one."""
     columns = [*WHERE, "component", "n", "mean ± s.e.m.", Column("made by", _made_by, words=True)]
     errors = [row for row in rows if row["metric"] == "mse"]

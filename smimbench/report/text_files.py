@@ -13,6 +13,8 @@ from smimbench.report.columns import number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from smimbench.files import JsonObject
+
 _ROW = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
     "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "ratio_to_bayes", "seconds",
@@ -24,7 +26,7 @@ _LIMIT = [
 ]  # fmt: skip
 
 
-def as_csv(rows: Sequence[dict[str, Any]], extrapolated: Sequence[dict[str, Any]] = ()) -> str:
+def as_csv(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> str:
     """Rows as CSV, all digits; then, at dimension ``inf``, what is extrapolated from them, if anything is.
 
     The columns ``law``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
@@ -34,13 +36,13 @@ def as_csv(rows: Sequence[dict[str, Any]], extrapolated: Sequence[dict[str, Any]
     return csv_text(({**row, "status_counts": _counts(row["status_counts"])} for row in (*rows, *limits)), fields)
 
 
-def as_markdown(rows: Sequence[dict[str, Any]], extrapolated: Sequence[dict[str, Any]] = ()) -> str:
+def as_markdown(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> str:
     """Rows as a Markdown table, rounded, and one of what is extrapolated from them."""
     found = markdown_table([field for field in _ROW if field != "per_iteration"], rows)
     return found + (f"\nAt infinite dimension:\n\n{markdown_table(_LIMIT, extrapolated)}" if extrapolated else "")
 
 
-def markdown_table(fields: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+def markdown_table(fields: Sequence[str], rows: Sequence[JsonObject]) -> str:
     """These fields of rows as a Markdown table, rounded."""
     lines = ["| " + " | ".join(fields) + " |", "|" + "---|" * len(fields)]
     lines += ["| " + " | ".join(_literal(_rounded(row.get(field))) for field in fields) + " |" for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from smimbench.files import error_line
 from smimbench.problem.problem import ProblemError
@@ -19,6 +19,7 @@ from smimbench.theory.verification import DRAWS, verify_point
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, ProblemPlan, Suite
 
@@ -52,7 +53,7 @@ def theory_document(
     *,
     thresholds: bool = True,
     workers: int = 1,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """One object per problem; one of several that cannot be solved says why under ``unsolved``.
 
     Parameters
@@ -84,7 +85,7 @@ def theory_document(
     documents = []
     for plan, ratios in wanted:
         problem = {"label": plan.label, **plan.problem.spec}
-        document: dict[str, Any] = {"problem": problem, "points": [], "thresholds": None}
+        document: JsonObject = {"problem": problem, "points": [], "thresholds": None}
         documents.append(document)
         try:
             branches = _watched(cache, plan, "sample ratios", on_stage).points(plan.problem, ratios)
@@ -106,7 +107,7 @@ def theory_document(
     return documents
 
 
-def _published_values(plan: ProblemPlan, cache: TheoryCache) -> list[dict[str, Any]]:
+def _published_values(plan: ProblemPlan, cache: TheoryCache) -> list[JsonObject]:
     """Published values with a stated accuracy, each with its theoretical value."""
     rows = []
     for reference in plan.references:
@@ -157,7 +158,7 @@ def _watched(cache: TheoryCache, plan: ProblemPlan, what: str, on_stage: Callabl
 
 def add_own_theory(
     suite: Suite,
-    documents: Sequence[dict[str, Any]],
+    documents: Sequence[JsonObject],
     cache: TheoryCache,
     alphas: Sequence[float] | None = None,
     on_stage: Callable[[Stage], None] = lambda stage: None,
@@ -185,7 +186,7 @@ def add_own_theory(
         problem = problems[cell.problem_label]
         ratio = planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
         found = own_point(cache, problem, cell, ratio, trajectory=True)
-        entry: dict[str, Any] = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
+        entry: JsonObject = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
         entry["dimension_letter"] = letter(problem.model)
         entry["component_word"] = component_word(problem)
         entry["fresh"] = draws_fresh(cell.algorithm)
@@ -217,7 +218,7 @@ LARGEST_Z = 4.0
 
 def add_verification(
     suite: Suite,
-    documents: Sequence[dict[str, Any]],
+    documents: Sequence[JsonObject],
     draws: int = DRAWS,
     on_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> None:
@@ -244,6 +245,6 @@ def add_verification(
             on_stage(stage._replace(progress=Progress(k + 1, len(points))))
 
 
-def holds(documents: Sequence[dict[str, Any]]) -> bool:
+def holds(documents: Sequence[JsonObject]) -> bool:
     """Whether no printed number is more than ``LARGEST_Z`` standard errors from what was drawn."""
     return all(abs(row["z"] or 0.0) <= LARGEST_Z for document in documents for row in document["verification"])

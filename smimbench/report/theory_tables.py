@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from smimbench.files import JsonObject
+
 ALPHA = Column("alpha", lambda row: f"{row['alpha']:.5g}")
 VALUES: list[str | Column] = [
     "component",
@@ -33,7 +35,7 @@ def _error(value: float | None) -> str:
     return "" if value is None else f"{value:.0e}" if value else "0"
 
 
-def _rows(point: Mapping[str, Any], overlap: Sequence[float], about: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(point: Mapping[str, Any], overlap: Sequence[float], about: Mapping[str, Any]) -> list[JsonObject]:
     """A row for every component of a point, of which ``overlap`` is the metric of that name."""
     mse, error, shift = (np.atleast_1d(point.get(name, 0.0)).tolist() for name in ("mse", "mse_error", "alpha_error"))
     rows = []
@@ -50,7 +52,7 @@ def _rows(point: Mapping[str, Any], overlap: Sequence[float], about: Mapping[str
     return rows
 
 
-def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
     """A table of points and a few lines of thresholds per problem."""
     generalization: list[str | Column] = [
         Column("gen. Bayes", lambda row: _generalization(row, "bayes")),
@@ -90,7 +92,7 @@ def _generalization(row: Mapping[str, Any], kind: str) -> str:
 _SET = ("label", "metric", "entry", "component", "source", "remark")
 
 
-def _published_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def _published_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     """A table of each set of published values with their theory."""
     columns: list[str | Column] = [
         ALPHA,
@@ -138,7 +140,7 @@ def _threshold_lines(document: Mapping[str, Any], word: str) -> RenderableType:
     return Group(lines, "")
 
 
-def _order_of_learning(steps: Sequence[dict[str, Any]], word: str) -> str:
+def _order_of_learning(steps: Sequence[JsonObject], word: str) -> str:
     """What is learned at which sample ratio; once for components with the same threshold."""
     parts = []
     for (value, error), together in grouped(steps, lambda step: (step["value"], step["error"])).items():
@@ -148,7 +150,7 @@ def _order_of_learning(steps: Sequence[dict[str, Any]], word: str) -> str:
     return ", then ".join(parts)
 
 
-def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def own_theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
     """One table per problem: the prediction for each algorithm; below it, which have none."""
     tables: list[RenderableType] = []
     for document in documents:
@@ -172,7 +174,7 @@ def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableTyp
     return tables
 
 
-def verification_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
     """A table of numbers per problem, and a line on how their z are distributed."""
     columns: list[str | Column] = [
         ALPHA,

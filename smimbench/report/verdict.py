@@ -18,6 +18,8 @@ from smimbench.report.statistics import ZERO, change_between, half_interval, mea
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from smimbench.files import JsonObject
+
 OWN = {
     "yes": "matches its prediction",
     "no": "does not match its prediction",
@@ -35,10 +37,10 @@ VAGUE = 0.2
 TIE = 0.95
 """Level of the intervals of paired differences: within it two algorithms are not told apart. Nearer to 1, more are tied."""
 
-Rows = list[dict[str, Any]]
+Rows = list[JsonObject]
 
 
-def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def verdicts(rows: Sequence[JsonObject]) -> list[JsonObject]:
     """One entry per problem, with all algorithms that were run on it, best first.
 
     Returns
@@ -59,7 +61,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
 
-def _verdict(problem: str, rows: Rows) -> dict[str, Any]:
+def _verdict(problem: str, rows: Rows) -> JsonObject:
     names = sorted(dict.fromkeys(row["metric"] for row in rows), key=lambda name: name != "mse")
     metric = next((name for name in names if find_metric(name).direction == "lower"), None)
     largest = max(row["dimension"] for row in rows)
@@ -91,7 +93,7 @@ def _asked(row: Mapping[str, Any]) -> float:
     return found
 
 
-def _by_instance(rows: Rows) -> list[tuple[dict[str, Any], tuple[Any, ...], tuple[float, float]]]:
+def _by_instance(rows: Rows) -> list[tuple[JsonObject, tuple[Any, ...], tuple[float, float]]]:
     """A row, place and instance, and error with the Bayes-optimal one, both summed over components."""
     found = []
     for layers in grouped(rows, place).values():
@@ -117,12 +119,12 @@ def _is_told_apart(best: Mapping[str, Any], other: Mapping[str, Any], logs: Mapp
     return change is not None and abs(change.value) > change.half
 
 
-def _mean_log(one: Mapping[str, Any]) -> dict[str, Any]:
+def _mean_log(one: Mapping[str, Any]) -> JsonObject:
     ratio, error = one["ratio_to_bayes"], one["ratio_error"]
     return {"mean": math.log(ratio), "sem": None if error is None else error / ratio}
 
 
-def _contender(rows: Rows) -> dict[str, Any]:
+def _contender(rows: Rows) -> JsonObject:
     points = list(grouped(rows, place).values())
     firsts = [layers[0] for layers in points]
     known = [layers for layers in points if all(None not in (row["mean"], row["bayes"]) for row in layers)]
@@ -159,7 +161,7 @@ def _contender(rows: Rows) -> dict[str, Any]:
     }
 
 
-def _against_prediction(rows: Rows) -> dict[str, Any]:
+def _against_prediction(rows: Rows) -> JsonObject:
     """Whether the runs match the prediction for their algorithm, and their largest relative difference from it.
 
     No, where one point is off by more than ``NEAR`` and than the 99% interval of its runs. Yes, only where none is and every
@@ -247,7 +249,7 @@ def near_words(one: Mapping[str, Any]) -> str:
 # -- all problems together ------------------------------------------------------------------------------------------------
 
 
-def errors(rows: Sequence[dict[str, Any]]) -> dict[str, dict[tuple[Any, ...], tuple[float, float]]]:
+def errors(rows: Sequence[JsonObject]) -> dict[str, dict[tuple[Any, ...], tuple[float, float]]]:
     """Error and Bayes-optimal error, both summed over components, of each algorithm on each instance.
 
     Without algorithms that draw samples of their own, and stand at a sample ratio well above the one that was asked for: they
@@ -260,7 +262,7 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, dict[tuple[Any, ...], tu
     return found
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(rows: Sequence[JsonObject]) -> list[JsonObject]:
     """One entry for each algorithm over all problems of a suite, best first; empty for a single algorithm.
 
     Returns
@@ -275,7 +277,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     everything = len({where for own in known.values() for where in own})
     logs = {name: _log_ratios(own, rows) for name, own in known.items()}
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for name, own in logs.items():
         ratio = math.exp(math.fsum(own.values()) / len(own)) if own else None
         found.append({"algorithm": name, "instances": len(known[name]), "all": everything, "ratio_to_bayes": ratio})

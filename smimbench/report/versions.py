@@ -16,12 +16,11 @@ from smimbench.report.statistics import mean_and_error
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from smimbench.files import JsonObject
     from smimbench.suite.cells import Cell, Suite
 
 
-def other_version_rows(
-    suite: Suite, cells: Sequence[Cell], records: Mapping[str, dict[str, Any]]
-) -> list[dict[str, Any]]:
+def other_version_rows(suite: Suite, cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[JsonObject]:
     """Means over cells that are in the suite but for the version of an item, or its code under the same version.
 
     Returns
@@ -35,7 +34,7 @@ def other_version_rows(
     others = [record for stem, record in records.items() if stem.partition(".")[0] not in own]
     if not others:
         return []
-    places: dict[tuple[Any, ...], list[tuple[Any, dict[str, Any]]]] = {}
+    places: dict[tuple[Any, ...], list[tuple[Any, JsonObject]]] = {}
     for cell in cells:
         identity = json.loads(canonical_json(cell.identity()))
         places.setdefault(_versionless_place(identity), []).append((cell, identity))
@@ -72,7 +71,7 @@ def other_version_rows(
     return rows
 
 
-def _items(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
     return {**cell["problem"], "algorithm": cell["algorithm"]}
 
 

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from smimbench.files import JsonObject
     from smimbench.testing.core import Outcome
 
 STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
-def read_parameters(settings: Iterable[str]) -> dict[str, Any]:
+def read_parameters(settings: Iterable[str]) -> JsonObject:
     """``KEY=VALUE`` with values as in a suite; what is no TOML is a string.
 
     Raises
@@ -31,7 +32,7 @@ def read_parameters(settings: Iterable[str]) -> dict[str, Any]:
     CheckError
         Without ``=``.
     """
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
@@ -51,7 +52,7 @@ def run_checks(
     parameters: Mapping[str, Any] | None = None,
     console: Console | None = None,
     quiet: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """One object per item with all its outcomes; each is printed as it comes where there is a console.
 
     Raises
@@ -63,7 +64,7 @@ def run_checks(
     found = [one for name in names for one in contexts(name, seed=seed, parameters=parameters)]
     refuse_unknown(only, found)
     for context in found:
-        document: dict[str, Any] = {
+        document: JsonObject = {
             "kind": context.kind,
             "name": context.item.name,
             "version": context.item.version,
@@ -113,7 +114,7 @@ def _print_counts(console: Console, document: Mapping[str, Any], quiet: bool) ->
     console.print(f"{counts}\n", style=STYLES["failed" if document["failed"] else "passed"])
 
 
-def list_documents() -> list[dict[str, Any]]:
+def list_documents() -> list[JsonObject]:
     """Every published check."""
     return [{"kind": c.kind, "check": c.id, "meaning": c.meaning, "false_alarm": c.false_alarm} for c in all_checks()]
 
