@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
-from smimbench.files import error_line, printable, read_json, write_atomically
+from smimbench.files import JsonObject, error_line, printable, read_json, write_atomically
 from smimbench.report.labels import grouped, place
 from smimbench.report.stored_table import checked_document
 from smimbench.run.record import SharedDocument, check_model, digest_of
@@ -17,8 +17,6 @@ from smimbench.suite import SuiteError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from smimbench.files import JsonObject
 
 FORMAT = 1
 """Layout of the file; raised when older readers could not understand it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import machine
-from smimbench.files import error_line
+from smimbench.files import JsonObject, error_line
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.statistics import against_theory, ratio_to_bayes
 from smimbench.run.theory_cache import THEORY_ERRORS
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from smimbench.files import JsonObject
     from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Suite
 

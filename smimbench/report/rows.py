@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.files import canonical_json, error_line
+from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.adapters import sizes
@@ -37,7 +37,6 @@ from smimbench.theory.limit import BRINGS_NONE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.run.external import Point
     from smimbench.run.theory_cache import TheoryCache

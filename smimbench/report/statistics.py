@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend.roofline import fraction
+from smimbench.files import JsonObject
 from smimbench.run.loop import READINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smimbench.files import JsonObject
     from smimbench.interfaces import Host
 
 Record = JsonObject

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
 from smimbench.report.columns import SHORT, Column, make_table, marked_z, number, seconds, uncertain
 from smimbench.report.labels import grouped, letter_of, place
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from smimbench.files import JsonObject
 
 Rows = list[JsonObject]
 Columns = list[str | Column]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
 from smimbench.report.columns import FEW, number, ratio_words, seconds
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place
@@ -18,7 +19,6 @@ from smimbench.report.statistics import ZERO, change_between, half_interval, mea
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smimbench.files import JsonObject
 
 OWN = {
     "yes": "matches its prediction",
