@@ -250,20 +250,21 @@ def near_words(one: Mapping[str, Any]) -> str:
 
 
 def errors(rows: Sequence[JsonObject]) -> dict[str, dict[tuple[Any, ...], tuple[float, float]]]:
-    """Error and Bayes-optimal error, both summed over components, of each algorithm on each instance.
+    """Error and Bayes-optimal error, both summed over components, of each algorithm (on each backend) on each instance.
 
     Without algorithms that draw samples of their own, and stand at a sample ratio well above the one that was asked for: they
     saw other data, and more of it, than the instance has.
     """
     own = [row for row in rows if row["metric"] == "mse" and row["alpha"] <= 1.5 * _asked(row)]
     found: dict[str, dict[tuple[Any, ...], tuple[float, float]]] = {}
+    name = names_with_backend(own)
     for row, (problem, _, _, *where), pair in _by_instance(own):
-        found.setdefault(row["algorithm"], {})[problem, *where] = pair
+        found.setdefault(name(row), {})[problem, *where] = pair
     return found
 
 
 def summary(rows: Sequence[JsonObject]) -> list[JsonObject]:
-    """One entry for each algorithm over all problems of a suite, best first; empty for a single algorithm.
+    """One entry for each algorithm (on each backend) over all problems of a suite, best first; empty for a single one.
 
     Returns
     -------

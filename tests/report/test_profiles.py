@@ -42,6 +42,17 @@ def test_the_summary_is_paired_by_instance():
     assert "good" in printed(summary_tables([first, second]))
 
 
+def test_backends_are_told_apart():
+    """An algorithm that ran on two backends is two entries, each with its own instances and ratio."""
+    rows = [of("a", [0.5, 0.6]), of("b", [0.8, 0.9])]
+    found = summary(
+        [*rows, *({**row, "backend": "cupy", "values": {k: 2 * v for k, v in row["values"].items()}} for row in rows)]
+    )
+    assert [entry["algorithm"] for entry in found] == ["a@numpy", "b@numpy", "a@cupy", "b@cupy"]
+    assert found[2]["ratio_to_bayes"] == pytest.approx(2 * found[0]["ratio_to_bayes"])
+    assert {entry["instances"] for entry in found} == {2}
+
+
 def test_noise_has_an_interval_and_what_is_missing_comes_last():
     found = summary([of("a", [0.5, 0.6, 0.55]), of("b", [0.6, 0.61, 0.7]), of("c", [0.41])])
     assert [entry["algorithm"] for entry in found] == ["a", "b", "c"]
