@@ -38,6 +38,23 @@ def normal(w):
     return -((w - 3.0) ** 2) / 8
 
 
+@pytest.mark.parametrize(
+    ("log_density", "norm", "centre", "width"),
+    [
+        (lambda w: np.where(np.abs(w - 0.3) <= 2, 0.0, -np.inf), 4.0, 0.3, 2 / math.sqrt(3)),
+        (lambda w: np.where(w > 0, -w, -np.inf), 1.0, 1.0, 1.0),
+        (lambda w: -np.abs(w), 2.0, 0.0, math.sqrt(2)),
+        (lambda w: -3 * np.log1p(w * w / 5), math.sqrt(5) * math.pi * 0.375, 0.0, math.sqrt(5 / 3)),
+    ],
+    ids=["uniform", "exponential", "Laplace", "Student"],
+)
+def test_norm_mean_and_width_of_a_law_are_known_to_nine_digits_with_jumps_too(log_density, norm, centre, width):
+    prior = DensityPrior(Density(log_density))
+    assert prior._norm == pytest.approx(math.log(norm), abs=1e-9)
+    assert prior.unit == pytest.approx(width, rel=1e-9)
+    assert prior.centre * prior.unit == pytest.approx(centre, abs=1e-9)
+
+
 def laplace(w):
     return -abs(w)
 
