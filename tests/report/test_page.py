@@ -142,7 +142,7 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     assert found["requests"] == []
     assert found["early"] == 0
     assert found["tables"] == found["rows"]
-    assert found["title"] == LABEL  # as it is written, neither HTML nor mathematics
+    assert found["title"] == f"{LABEL}, d = 30"  # as it is written, neither HTML nor mathematics
     assert len(found["charts"]) == 2 + 3 + 3 + 4  # mse and overlap; seconds and samples at each sample ratio; profiles
     assert min(found["charts"][:8]) >= 2
     assert min(found["charts"]) >= 1  # who never comes near Bayes has no curve in a profile
