@@ -40,7 +40,7 @@ class Adam(Descent):
     steps, epochs : int
         Length of the run, one or the other; default: 1000 steps.
     batch : int or None
-        Samples of a step, shuffled anew in every epoch by the run's own seed; default: all.
+        Samples of a step, reshuffled in every epoch by the run's own seed; default: all.
     online : bool
         Every step draws ``batch`` fresh samples instead.
     loss : {"squared", "cross-entropy"} or None

@@ -139,7 +139,7 @@ class Backend:
 def _keep_freed_memory() -> None:
     """Let the host's allocator keep what is freed instead of returning it to the system.
 
-    glibc maps large arrays anew each time and trims its heap after each release, until it has seen a larger array
+    glibc maps large arrays again each time and trims its heap after each release, until it has seen a larger array
     come and go; on a virtual machine the page faults cost as much as the matrix products between them. Nothing is
     touched here, so nothing is used.
     """

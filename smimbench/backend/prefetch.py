@@ -40,7 +40,7 @@ class Prefetch:
         asked = (start, max(start, stop))
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            # Also where nobody wants it: its memory must not be used anew while numbers still arrive.
+            # Also where nobody wants it: its memory must not be reused while numbers still arrive.
             self._finish(ahead[1][1])
         if ahead is not None and ahead[0] == asked:
             array = ahead[1][0]

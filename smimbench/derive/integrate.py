@@ -109,7 +109,7 @@ def _with_more_points(block: Samples, found: Moments, where: Array) -> Moments:
 
 
 def _redone(block: Samples, found: Moments, mask: Array, method: Callable[[Samples], Moments]) -> Moments:
-    """The moments, those of the samples where ``mask`` holds computed anew, 128 samples at a time."""
+    """The moments, those of the samples where ``mask`` holds computed again, 128 samples at a time."""
     xp = block.xp
     rows = xp.nonzero(mask)[0]
     starts = range(0, rows.shape[0], 128)

@@ -35,7 +35,7 @@ class Plan(NamedTuple):
         ``cost(problem, data)``: what one step has to do, as ``problem.pass_cost`` counts it; without it the runtime table says
         nothing of the machine's speed.
     stopping_rule : callable or None
-        ``stopping_rule(problem, dimension)``: a rule of its own for when to end, made anew for every run. Without it the
+        ``stopping_rule(problem, dimension)``: a rule of its own for when to end, made for every run. Without it the
         residual and the overlaps that ``Info`` reports decide: they must stand still and agree.
     """
 
@@ -247,7 +247,7 @@ class Algorithm(Item):
     """``start(problem, data, rng)``: where others may begin: an estimate with its error. Without it: it is no `start`."""
 
     def retry(self, problem: Any, outcome: str) -> Any:
-        """The version of itself for one more attempt, or None. After ``"diverged"`` or ``"not-converged"`` it starts anew; after
+        """The version of itself for one more attempt, or None. After ``"diverged"`` or ``"not-converged"`` it starts over; after
         ``"unsettled"`` (all iterations are used, the run still moves) it goes on from its state for as many again. Without it:
         there is no second attempt.
         """

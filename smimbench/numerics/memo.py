@@ -35,7 +35,7 @@ class _Array:
 
 @dataclass(frozen=True)
 class Named(Generic[T]):
-    """An object that is equal to every other one of the same ``key``, for ``functools.lru_cache``: cells make theirs anew."""
+    """An object that is equal to every other one of the same ``key``, for ``functools.lru_cache``: cells make theirs again."""
 
     key: str
     value: T = field(compare=False)

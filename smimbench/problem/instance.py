@@ -121,7 +121,7 @@ class Instance:
                 values[name] = [float(value) for value in metric.measure(self, estimate, claims)]
             except NotMeasured as reason:
                 blank[name] = printable(reason)
-            except Exception as error:  # a plugin may raise anything; the other metrics are none of its business
+            except Exception as error:  # whatever a plugin raises: the other metrics stay
                 blank[name] = error_line(error)
         return values, blank
 

@@ -33,7 +33,7 @@ def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
 
 
 signature_of: Callable[[Any], Mapping[str, inspect.Parameter]] = functools.cache(_signature)
-"""The same, found once for each class: every cell builds its items anew."""
+"""The same, found once for each class: every cell builds its items again."""
 
 
 def ignored_default(cls: Any) -> str | None:
@@ -86,7 +86,7 @@ def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str,
 
 @functools.cache
 def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], JsonObject, Any]:
-    """Names that a suite may set, their types, and the validator; made once, because every cell builds its items anew."""
+    """Names that a suite may set, their types, and the validator; made once, because every cell builds its items again."""
     import pydantic
 
     accepted = {name: p for name, p in signature_of(cls).items() if name not in ENGINE_FILLED.get(kind, ())}

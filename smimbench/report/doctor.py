@@ -23,7 +23,7 @@ def diagnose(registry: Registry, *, ceilings: bool = False) -> JsonObject:
     Parameters
     ----------
     ceilings : bool
-        Measure anew what the machine can do at best; otherwise what is remembered is shown.
+        Measure again what the machine can do at best; otherwise what is remembered is shown.
     """
     failed = [f"{p.name}: {'; '.join(p.problems)}" for p in registry.plugins if p.failed]
     advice = [

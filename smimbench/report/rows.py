@@ -140,7 +140,7 @@ def own_point(
         return f"it is not installed here: {error}"
     except NotStored:
         return "not stored"
-    except THEORY_ERRORS as error:  # the rows of all others are none of its business
+    except THEORY_ERRORS as error:  # the rows of others stay
         return f"its theory raised {error_line(error)}"
 
 

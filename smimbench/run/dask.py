@@ -1,6 +1,6 @@
 """Cells on a Dask cluster; its workers need smimbench and the same plugins, not the results folder.
 
-Cells run in processes next to the Dask worker, one for each set of distributions, that are made anew for every run: code that
+Cells run in processes next to the Dask worker, one for each set of distributions, that are made for every run: code that
 was changed since the worker started is loaded as it is now, and a plugin that crashes takes no worker with it.
 """
 

@@ -136,7 +136,7 @@ class LoopRun:
     broken_claim : bool
         Whether the stopping rule does not trust the end.
     restarts : int
-        1 if the algorithm was started anew or resumed, for ``restart_reason``; ``lost_seconds`` went into the first start.
+        1 if the algorithm was started over or resumed, for ``restart_reason``; ``lost_seconds`` went into the first start.
     """
 
     def __init__(

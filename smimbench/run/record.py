@@ -15,7 +15,7 @@ from smimbench.files import JsonObject, plain_value, printable
 from smimbench.suite.cells import key_of
 
 FORMAT = 1
-"""Layout of a record; raised when older readers could not understand it, and then every cell runs anew."""
+"""Layout of a record; raised when older readers could not understand it, and then every cell runs again."""
 
 LONGEST = 10_000
 """Characters of one text that a plugin hands in; doubled, records get longer and lose nothing that anybody reads."""

@@ -129,7 +129,7 @@ class Axes(Table):
     )
     seeds: Axis[Replicates] | None = Field(
         default=None,
-        description="Replicates: instances per point, each drawn anew. A number, or a list with one for each dimension "
+        description="Replicates: instances per point, each drawn independently. A number, or a list with one for each dimension "
         "(large ones fluctuate less and cost more). Default: 1.",
     )
 
@@ -228,7 +228,7 @@ class RunOptions(Table):
     max_iterations: Annotated[int, InKey()] = Field(
         default=300,
         ge=1,
-        description="Iterations after which it is not converged; an algorithm may start anew or go on once.",
+        description="Iterations after which it is not converged; an algorithm may start over or continue once.",
     )
     timeout: Annotated[float | None, InKey()] = Field(
         default=None, gt=0, description="Seconds per cell on the algorithm's clock; left out: no limit."

@@ -102,8 +102,8 @@ def bayes_optimal(context: CheckContext, problem: Problem, point: dict[str, Any]
 
 
 @once_per_model(
-    "Its runs do not land on what it says of itself: its theory is that of something else, or its code has a mistake, and the "
-    "verdict that compares them means nothing."
+    "Its runs do not agree with its own prediction: the prediction is that of another algorithm, or its code has a mistake, "
+    "and the verdict that compares them means nothing."
 )
 def lands_on_theory(context: CheckContext, setting: Setting) -> None:
     """Mean errors of eight runs at two sizes, extrapolated in 1/D, within five standard errors and a tenth of the signal."""

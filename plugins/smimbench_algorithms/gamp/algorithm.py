@@ -205,7 +205,7 @@ class Gamp(Algorithm):
 
     References
     ----------
-    arXiv:2502.00901, algorithm 1; arXiv:2506.01582, algorithm 1; derived anew, checked by tests/algorithms/test_gamp.py.
+    arXiv:2502.00901, algorithm 1; arXiv:2506.01582, algorithm 1; derived independently, checked by tests/algorithms/test_gamp.py.
     """
 
     damping: float | None = None

@@ -17,8 +17,8 @@ weights and K observations a sample, ``c K Delta = E + nu`` and ``theta (c K - D
 
 References
 ----------
-arXiv:2505.17958 (quadratic networks), arXiv:2509.24914 (attention); derived anew in the units of this package, checked by
-tests/algorithms/test_nuclear.py against random matrices, runs of the algorithm and published values.
+arXiv:2505.17958 (quadratic networks), arXiv:2509.24914 (attention); derived independently in the units of this package, checked
+by tests/algorithms/test_nuclear.py against random matrices, runs of the algorithm and published values.
 """
 
 from __future__ import annotations

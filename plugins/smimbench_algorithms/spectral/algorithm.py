@@ -120,7 +120,7 @@ class Spectral(Algorithm):
 
     References
     ----------
-    arXiv:2502.00901, arXiv:2506.01582; derived anew, checked by tests/algorithms/test_spectral_limit.py.
+    arXiv:2502.00901, arXiv:2506.01582; derived independently, checked by tests/algorithms/test_spectral_limit.py.
     """
 
     kind: str | None = None

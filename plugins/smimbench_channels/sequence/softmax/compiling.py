@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled at its first call, without the lock of the interpreter and without checks for division by zero.
 
-    The machine code is kept for the next process. Where no folder can be written to, each process compiles anew.
+    The machine code is kept for the next process. Where no folder can be written to, each process compiles again.
     """
     try:
         kernel: Callable[..., Any] = njit(cache=True, nogil=True, error_model="numpy")(function)

@@ -469,7 +469,7 @@ def host_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> 
     which the integrand is summed. Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their products, as
     ``_with_traces`` or ``_with_squares`` order them, and the relative error (n,) of the first.
     """
-    # One layout only: each further one would be compiled anew.
+    # One layout only: each further one would be compiled again.
     arrays = [np.require(array, np.float64, ["C", "W"]) for array in (u, omega, reach, level)]
     sums, error = np.empty((rule.moments, u.shape[0])), np.empty(u.shape[0])
     _host_kernel(*arrays, rule.arguments, sums, error)
