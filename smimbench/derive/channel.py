@@ -238,7 +238,7 @@ class IntegratedChannel(DerivedChannel):
 
     @property
     def draws_predictions(self) -> bool:
-        """Not where a label has few values: then a prediction is exact."""
+        """False where a label has few values: the prediction is then an exact sum."""
         return self.labels is None and super().draws_predictions
 
     def _predict_noiseless(self, z: Array) -> Array:

@@ -91,7 +91,7 @@ class DerivedLaw(DerivedPrior):
         self.unit = self.centre = self.variance = math.nan
 
     def _scale(self, mean: float, variance: float) -> None:
-        """Set the unit; a mean that is tiny compared with the width is rounding error and counts as zero."""
+        """Set mean and scale; a mean that is tiny compared with the width is rounding error and counts as zero."""
         self.unit = 1.0 if gives(Prior, type(self.prior), "sample") else math.sqrt(variance)
         # A prior mean of any size would change what can be learned.
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean

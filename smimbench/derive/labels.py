@@ -1,6 +1,4 @@
-"""Properties of labels: what is measured (probabilities), noise, smoothness, number of values, and the symmetries of the
-latents that they cannot see.
-"""
+"""Properties of labels: observable form (probabilities), noise, smoothness, number of values, symmetries of the latents."""
 
 from __future__ import annotations
 
@@ -113,7 +111,7 @@ def few_labels(channel: Any, sites: int) -> Host | None:
 
 
 def symmetry_of_labels(channel: Any, sites: int) -> str:
-    """The largest group of transformations of the latents, among those the engine knows, that no label sees."""
+    """The largest group of transformations of the latents, among those the engine knows, that leaves all labels unchanged."""
     rng = monte_carlo_rng("likelihood: which kind of label")
     P = int(channel.components)
     unseen = partial(_unseen, channel, sites)

@@ -79,7 +79,7 @@ class LikelihoodInformation:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether there is a quadrature."""
+        """Whether it is computed by quadrature, not by sampling."""
         return self.labels is not None and self.dimension == 1
 
     def _of_scalars(self, Q: Host, V: Host) -> tuple[Host, Host]:
@@ -109,7 +109,7 @@ class LikelihoodInformation:
         return value, error
 
     def _at(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Value and error for each of the scalars (N,), whatever they are; those that are sampled are kept."""
+        """Value and error for scalars (N,) anywhere; sampled values are stored."""
         if self._is_exact:
             return self._by_quadrature(Q, V)
 

@@ -255,7 +255,7 @@ class _Subordinated(NamedTuple):
 
 
 def _subordinated(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Subordinated:
-    """Not more products of atoms and points at once than fit into a cache."""
+    """``_Subordinated`` in blocks of points, so that the products of atoms and points fit into the cache."""
     rows = max(1, (1 << 17) // atoms.shape[0])
     count = u.shape[0]
     slices = [slice(i, min(i + rows, count)) for i in range(0, max(count, 1), rows)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def places_at_mask(mask: Array) -> Array:
-    """For every entry of ``mask`` (N,) how often it was true before, this one not counted: where ``spread_at_mask`` looks."""
+    """For every entry of ``mask`` (N,) the number of true entries before it: the index that ``spread_at_mask`` reads."""
     xp = namespace(mask)
     return clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
 

@@ -1,4 +1,4 @@
-"""Results kept: of functions of small arrays by their values, and next to the object that they belong to."""
+"""Caches: of functions of small arrays, by value, and of results that belong to an object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _Array:
-    """A host array that is equal to every other one of the same entries, shape and type."""
+    """A host array that compares by its entries, shape and type."""
 
     __slots__ = ("array", "key")
 

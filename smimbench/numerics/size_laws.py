@@ -1,4 +1,4 @@
-r"""Extrapolation of values at several sizes D to infinite size, by the law that their residuals ask for.
+r"""Extrapolation of values at several sizes D to infinite size, by the simplest law that fits.
 
 The law of a mean whose corrections are analytic is ``limit + b / D``. It is fitted by weighted least squares and kept unless its
 chi-square rejects it; then the law of smallest information criterion among ``LAWS`` takes its place.
@@ -79,7 +79,7 @@ class Exponent:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """The fit that is believed, the test of its exponent, and the error with what other laws would have said.
+    """The chosen fit, the test of its exponent, and an error that includes the spread between laws.
 
     Attributes
     ----------
@@ -193,7 +193,7 @@ def _exponent(sizes: Host, values: Host, errors: Host, first: SizeFit) -> Expone
 
 
 def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float]:
-    r"""Standard errors of means over few runs, each with the help of the others.
+    r"""Standard errors of means over few runs, from all of them together.
 
     The standard deviation of one run is a power of the size, fitted to all sizes by maximum likelihood (the variance over n runs
     follows a chi-square law with ``n - 1`` degrees of freedom): those of all sizes together make the errors far surer. Where the

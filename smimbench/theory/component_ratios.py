@@ -130,7 +130,7 @@ class ComponentRatios:
         self.critical = np.array([0.0 if slope else self._critical(a) for a, slope in enumerate(self.response)])
 
     def _gained(self, qhat: float) -> Host:
-        """Overlap less its lowest value (P,) where all components have this Qhat."""
+        """Overlap minus its lowest value (P,) if all components have this Qhat."""
         # V keeps its digits where Q - bottom does not
         V = np.diagonal(self.overlap(np.full(len(self.second), qhat))[1])
         found: Host = np.maximum(self.second - self.bottom - V, 0.0)
@@ -176,7 +176,7 @@ class ComponentRatios:
 
     @property
     def has_rough(self) -> bool:
-        """Whether the information is sampled by a channel that can be asked for fewer labels, enough for differences."""
+        """Whether the information is sampled and a cheaper estimate is accurate enough for finite differences."""
         return self.sampled and offers_rough(self.problem)
 
     def log_ratios(self, x: Host, learned: Sequence[int], *, rough: bool = False) -> tuple[Host, Host]:
@@ -228,7 +228,7 @@ def components_decouple(problem: Problem) -> bool:
 
 
 def _teach_each_other(problem: Problem) -> bool:
-    """Whether a component without information at the prior mean gains some from another one."""
+    """Whether a component without information at the prior mean gains information from another component."""
     P = problem.components
 
     def information(probe: Host) -> tuple[Host, Host]:

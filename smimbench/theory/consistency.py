@@ -86,7 +86,7 @@ def require_consistent(problem: Problem, kinds: Sequence[str] | None = None, *, 
 
 
 def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]], *, clock: Callable[[], float]) -> None:
-    """Test them again at some of the overlaps and errors ``(Q, V)`` of points that are about to be reported.
+    """Repeat the test at some of the ``(Q, V)`` of the points to be reported.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]],
 
 
 def require_likelihood(problem: Problem) -> None:
-    r"""Test whether ``log_likelihood`` is that of the labels that ``forward`` draws, before anything is integrated.
+    r"""Test, before anything is integrated, that ``log_likelihood`` describes the labels that ``forward`` draws.
 
     For any latents ``z`` and ``z'``, whatever the normalisation in y,
 
@@ -180,7 +180,7 @@ def _standard_error(samples: Array) -> Any:
 
 
 class _Test:
-    """An item of a problem: calls its methods, compares what it says with means over draws, and reports failures.
+    """The test of one item: calls its methods, compares their values with means over draws, and reports failures.
 
     Identities are tested with ``fewest`` to ``most`` draws, as time allows.
     """
@@ -193,14 +193,14 @@ class _Test:
         self.item, self.name = getattr(problem, self.kind), problem.spec[self.kind]["name"]
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """What a method of the item returns; errors become one line."""
+        """Call a method of the item; its errors become one line."""
         found, error = attempt(getattr(self.item, method), *arguments, **options)
         if error is not None:
             raise self.fail(f"{method} raised {error_line(error)}") from error
         return found
 
     def fail(self, what: str) -> ProblemError:
-        """A ProblemError with the name of the item."""
+        """Raise a ProblemError that names the item."""
         line = f"{what}; no theory is made of it ('smimbench check {self.name}' says more)"
         return ProblemError(f"{self.kind} {self.name!r}", line)
 
@@ -220,7 +220,7 @@ class _Test:
         return found
 
     def require(self, what: str, value: Any, drawn: Any, error: Any, allowed: Any) -> None:
-        """Refuse a formula that is farther from draws than is allowed."""
+        """Refuse a formula that differs from draws by more than is allowed."""
         over = np.abs(value - drawn) - allowed
         if not (over <= 0).all():
             value, drawn, error = (float(np.ravel(part)[np.argmax(over)]) for part in (value, drawn, error))
@@ -325,7 +325,7 @@ class _ChannelTest(_Test):
         return self.wrong_means(where, tests, SUSPECT, _stated_error(found)), (z, omega)
 
     def _posterior(self, y: Array, omega: Array, V: Array, point: int) -> tuple[Posterior, Array | None]:
-        """The posterior of labels after a look at its form, and its second moment where theory uses it."""
+        """The posterior of the labels, its shapes checked, and its second moment if theory uses it."""
         sampled = self.item.information is None or self.item.susceptibility is None
         rng = monte_carlo_rng("consistency: posterior", point)
         found = self.ask("posterior", y, omega, V, second_moment=sampled, rng=rng)

@@ -112,7 +112,7 @@ class Continuation:
             self._advance(self.stages[-1])
 
     def _passed(self, alpha: float) -> bool:
-        """Whether the curve has gone beyond alpha and stands at its largest value."""
+        """Whether the curve has passed alpha and its last node has the largest alpha so far."""
         nodes = self.stages[-1].nodes
         return len(nodes) > 1 and nodes[-1].log_alpha > np.log(alpha) + 0.02 and nodes[-1].log_alpha >= self.highest
 
@@ -169,7 +169,7 @@ class Continuation:
         return max(self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving])))
 
     def _found_ahead(self, stage: Stage, last: Node) -> Node | None:
-        """The next of the nodes that were found too early, if the curve up to it is known well enough now."""
+        """The next of the nodes that were found too early, if the curve is now known well enough up to it."""
         if not stage.ahead:
             return None
         node = stage.ahead[-1]
@@ -182,7 +182,7 @@ class Continuation:
         return None
 
     def _next_bifurcation(self, stage: Stage) -> float:
-        """How far ahead another component is expected to become unstable, and a little more: from the last two nodes."""
+        """Distance at which another component is expected to become unstable, plus a margin; from the last two nodes."""
         if len(stage.nodes) < 2:
             return np.inf
         one, two = stage.nodes[-2:]
@@ -233,7 +233,7 @@ class Continuation:
         return True
 
     def _bifurcation_between(self, stage: Stage, last: Node, node: Node, tangent: Host) -> bool:
-        """Look for a component that becomes unstable between two nodes, on the part that is reached from below."""
+        """Find a component that becomes unstable between two nodes, on the part of the curve that is reached from below."""
         others = (a for a in range(len(node.log_ratios)) if a not in stage.learned)
         unstable = [a for a in others if node.log_ratios[a] <= node.log_alpha]
         if not unstable or node.log_alpha < self.highest:
@@ -325,7 +325,7 @@ class Continuation:
         return len(stage.learned) == len(V) and bool((self.ratios.second * share > V).all())
 
     def _check_end(self, stage: Stage, node: Node) -> None:
-        """The curve ends where all is known, or as far as numbers go; components that are recovered before stay behind."""
+        """End the curve at perfect recovery or a limit; if only some components are recovered, start a stage with the rest."""
         qhat = self.ratios.qhat(node.x, stage.learned)
         done = [a for a in stage.moving if qhat[a] > self.ratios.accuracy.highest]
         perfect = [*stage.perfect, *done]

@@ -211,7 +211,7 @@ def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str) 
 
 
 def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host | None:
-    """Walk up from below the uninformed fixed point: None if that leads to perfect recovery, else Qhat just below it.
+    """Iterate upwards from below the uninformed fixed point: Qhat just below it, or None if that leads to perfect recovery.
 
     The map is monotone: from below its lowest fixed point, Qhat grows in all directions until that point, where the growth
     vanishes. So the way is free where the growth stays positive, however small it is between. Close to perfect recovery
@@ -275,7 +275,7 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
 
 
 def free_entropy_between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[float, float]:
-    """Free entropy of the fixed point with Qhat = ``second`` less that with ``first``, both (P, P), and its error.
+    """Free entropy at Qhat = ``second`` minus that at Qhat = ``first``, both (P, P), and its error.
 
     The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.
     """

@@ -50,7 +50,7 @@ class Curve(ABC):
         raise NotImplementedError
 
     def free_entropy(self, point: Prediction) -> tuple[float, float]:
-        """Free entropy of a point of the curve, less that of the prior mean, and its error; infinite for perfect recovery."""
+        """Free entropy of a point of the curve minus that of the prior mean, and its error; infinite at perfect recovery."""
         raise NotImplementedError
 
     def meet(self, low: Prediction, high: Prediction) -> bool:
@@ -82,11 +82,11 @@ class Curve(ABC):
         return result
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
-        """Sample ratios that are solved together, because they help each other."""
+        """Sample ratios that are solved together because each starts from its neighbour."""
         return [list(alphas)] if alphas else []
 
     def _lead(self, alpha: float) -> tuple[float, float]:
-        """Free entropy of the informed branch less that of the uninformed one, and its error; 0 where they meet."""
+        """Free entropy of the informed branch minus that of the uninformed one, and its error; 0 where they meet."""
         low, high = (self.predict([alpha], branch)[0] for branch in ("uninformed", "informed"))
         if self.meet(low, high):
             return 0.0, 0.0
@@ -133,7 +133,7 @@ def branch_ends(ratios: Host, wanted: Host, branch: str) -> Host:
 
 
 def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Prediction:
-    """Everything is known, without an error."""
+    """The prediction at perfect recovery: no error, exactly known."""
     zero = np.zeros(problem.components)
     second = prior_moments(problem)[0]
     return Prediction(alpha, second, np.diag(zero), zero, branch, "counting of equations", alpha_error=zero)
@@ -214,7 +214,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     tilt = np.ones(P)
 
     def measure(scale: float) -> tuple[Host, float, float] | None:
-        """Sample ratio that each component asks for, its relative error, and the equations in all."""
+        """Sample ratio at which each component is at a fixed point, its relative error, and the total number of equations."""
         Q, V, _ = at(scale / tilt)
         information = information_at(problem, Q, V)
         value, error = diagonals(information)
@@ -258,7 +258,7 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
     spread = np.diagonal(second - bottom)
 
     def part(log_scale: float) -> float:
-        """Largest part of the signal that is unknown."""
+        """Largest unknown fraction of the signal."""
         return float(np.max(np.diagonal(overlap_at(problem, np.exp(log_scale) * np.eye(P))[1]) / spread))
 
     def ratio(unknown: float) -> float:

@@ -43,7 +43,7 @@ class Node:
 
     @property
     def total_error(self) -> Host:
-        """Error of ``log_alpha`` as each component tells it (P,)."""
+        """Error of ``log_alpha`` from each component (P,)."""
         return self.error + self.residual
 
 
@@ -175,7 +175,7 @@ class Corrector:
         return float(np.sqrt((weights**2 @ error[moving] ** 2).max()))
 
     def _correction(self, moving: list[int], log_ratios: Host, slope: Host, tangent: Host) -> Host:
-        """Newton step across the curve that makes the moving components agree."""
+        """Newton step perpendicular to the curve that makes the moving components agree."""
         step = np.zeros(len(log_ratios))
         if len(moving) > 1:
             wanted = np.append(log_ratios[moving[0]] - log_ratios[moving[1:]], 0.0)
@@ -190,7 +190,7 @@ class Corrector:
         return end
 
     def attempt(self, stage: Stage, origin: Node, x: Host, tangent: Host) -> tuple[Node, float]:
-        """The point of the curve near ``x``, and the size of the largest correction that it took, beyond what noise explains.
+        """The point of the curve near ``x``, and the largest correction needed, minus what noise explains.
 
         Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
         part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to

@@ -45,7 +45,7 @@ class FixedPointCurve(Continuation, Curve):
         return [self._predict(float(alpha), branch) for alpha in alphas]
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
-        """One at a time: each is read off."""
+        """One at a time: each is read off the finished curve."""
         return [[alpha] for alpha in alphas]
 
     def _predict(self, alpha: float, branch: str) -> Prediction:
@@ -143,7 +143,7 @@ class FixedPointCurve(Continuation, Curve):
     def _pack(
         self, alpha: float, qhat: Host, ends: list[Host], branch: str, alpha_error: Host | float = 0.0
     ) -> Prediction:
-        """The prediction at Qhat; its error is what V changes to the ``ends`` of the interval of Qhat."""
+        """The prediction at Qhat; its error is the change of V between Qhat and the ``ends`` of its interval."""
         Q, V = self.ratios.overlap(qhat)
         errors = [np.abs(np.diagonal(self.ratios.overlap(end)[1] - V)) for end in ends]
         error = np.max(errors, axis=0) + 1e-10 * np.diagonal(V)
@@ -190,7 +190,7 @@ class FixedPointCurve(Continuation, Curve):
         return qhat, np.diagonal(self.ratios.overlap(qhat)[1], axis1=-2, axis2=-1), error
 
     def free_entropy(self, prediction: Prediction) -> tuple[float, float]:
-        """Free entropy of a point of the curve, less that of the prior mean, and its error; infinite for perfect recovery."""
+        """Free entropy of a point of the curve minus that of the prior mean, and its error; infinite at perfect recovery."""
         V_end = np.diagonal(prediction.V)
         if not V_end.any():
             return float("inf"), 0.0
@@ -222,7 +222,7 @@ class FixedPointCurve(Continuation, Curve):
         return threshold_document(weak, self.perfect, sequential, hard, reasons)
 
     def _hard_phase(self) -> HardPhase | None:
-        """Where the Bayes-optimal fixed point is better than what the uninformed branch reaches."""
+        """Sample ratios at which the Bayes-optimal fixed point is better than the uninformed branch."""
         if not self.folds():
             return None
         log_alpha = self._dense()[2]
@@ -238,7 +238,7 @@ class FixedPointCurve(Continuation, Curve):
 
 
 def free_entropy_along(qhat: Host, V: Host, log_alpha: Host, alpha: float, start: Host) -> float:
-    r"""Free entropy at the end of a curve of fixed points, less that of the prior mean where the curve begins.
+    r"""Free entropy at the end of a curve of fixed points minus that at its beginning, the prior mean.
 
     On the curve ``kappa I = Qhat / alpha(s)``, so that at another sample ratio the integrand is known without further work:
     ``(1/2) \int \sum_a Qhat_aa (alpha / alpha(s) - 1) dQ_aa``.

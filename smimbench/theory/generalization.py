@@ -93,7 +93,7 @@ def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: 
 
 
 def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> Errors:
-    """``generalization_error``, with what the numerical error (P,) of the diagonal of V makes of it.
+    """``generalization_error`` whose stated error includes the effect of the numerical error (P,) of the diagonal of V.
 
     To first order and with the same random points; it is added to the stated errors.
     """
@@ -117,7 +117,7 @@ def _with_error_of_V(problem: Problem, found: Errors, Q: Array, V: Array, uncert
 
 
 def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[Errors]:
-    """Without the error of V.
+    """``curve_errors`` without the effect of the error of V.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
     that variable converges geometrically. What half of the nodes would have said is part of the error.
@@ -149,7 +149,7 @@ def _scalar(found: Uncertain) -> Uncertain:
 
 
 def _not_negative(found: Errors) -> Errors:
-    """Values that rounding or chance took below 0 are 0; one that is clearly negative is kept: it is wrong then."""
+    """Negative values within rounding or noise become 0; a clearly negative one is kept, so that it shows."""
     rounding = 1e-14 * max(abs(entry.value) for entry in found.values())
     return {
         kind: entry._replace(value=0.0) if -rounding - 4 * entry.error <= entry.value < 0 else entry

@@ -29,7 +29,7 @@ def is_sampled(method: str) -> bool:
 
 
 class Evaluations:
-    """Information and susceptibility of a problem at the (Q, V) that were asked for: the nodes of its curves.
+    """Information and susceptibility of a problem at every (Q, V) evaluated so far: the nodes of its curves.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Evaluations:
         return kept(problem, "evaluations", cls)
 
     def at(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:
-        """``evaluate(Q, V)``, or what it gave before; Q and V (..., P, P)."""
+        """``evaluate(Q, V)``, or its stored result; Q and V (..., P, P)."""
         Q, V = np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
         if Q.ndim == 2 or not self.sampled:
             return self._single(kind, Q, V, evaluate)
@@ -115,7 +115,7 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
 
 
 def offers_rough(problem: Problem) -> bool:
-    """Whether the channel gives a number of labels that is enough for differences."""
+    """Whether the channel states a number of labels that is enough for finite differences."""
     sampling = problem.channel.sampling
     return sampling is not None and sampling.rough_labels is not None
 
@@ -208,7 +208,7 @@ def inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
         return found
 
     def position(Q: Host, V: Host) -> Host:
-        """Increases from minus to plus infinity with what is known: log Q at one end, -log V at the other."""
+        """Coordinate of a point that increases from minus to plus infinity: log Q at one end, -log V at the other."""
         gap: Host = symmetric_logarithm((Q - bottom)[kept]) - symmetric_logarithm(V[kept])
         return gap[free]
 

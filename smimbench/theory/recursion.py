@@ -82,7 +82,7 @@ class Recursion:
         return symmetric_logarithm(self.problem.model.kappa * self.alpha * information.value), information
 
     def step(self, log: Host) -> Host:
-        """Image less log Qhat; a rough one where all of its eigenvalues are clearly positive."""
+        """Image minus log Qhat; from the rough map where all of its eigenvalues are clearly positive."""
         if self.has_rough:
             image, information = self.image(log, rough=True)
             if float(np.linalg.eigvalsh(image - log)[0]) > 5 * _relative(information):
@@ -116,7 +116,7 @@ class Recursion:
     def _mapped(
         self, offset: Host | None = None, relative: float | None = None
     ) -> Callable[[Host], tuple[Host, float, str]]:
-        """Image, relative error and method: of accurate values, or of rough ones moved by an offset."""
+        """Image, relative error and method: from accurate values, or from rough ones corrected by an offset."""
 
         def mapped(log: Host) -> tuple[Host, float, str]:
             image, information = self.image(log, rough=offset is not None)

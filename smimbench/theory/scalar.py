@@ -295,7 +295,7 @@ class ScalarCurve(Curve):
         return threshold_document(weak, self.perfect_limit(), sequential, self._hard_phase(weak), reasons)
 
     def _hard_phase(self, weak: Threshold | None) -> HardPhase | None:
-        """Where the Bayes-optimal error is below what the uninformed branch reaches; None if it never is."""
+        """Sample ratios at which the Bayes-optimal error is below the uninformed branch; None if it never is."""
         extrema = {"max": [], "min": []}  # type: dict[str, list[Threshold]]
         for _, alpha, error, kind in self.turning_points():
             extrema[kind].append(Threshold(alpha, error))
@@ -334,7 +334,7 @@ class ScalarCurve(Curve):
         return replace(limit, error=limit.error + limit.value * float(self._rounding(faint[-1])))
 
     def _rounding(self, log_qhat: Array) -> Array:
-        """Relative error of small overlaps, and of an alpha that goes with them: they are differences of numbers of order 1."""
+        """Relative rounding error of small overlaps and of their alpha: they are differences of numbers of order 1."""
         gained = np.maximum(self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny)
         return 4 * np.finfo(float).eps * self.second / gained
 
@@ -420,7 +420,7 @@ def turns(values: Array, noise: Array) -> list[tuple[int, str]]:
 
 
 def interpolation_error(nodes: Array, alpha: Array) -> Array:
-    """Relative error (G,) of alpha interpolated between nodes: from what each node says that its neighbours do not.
+    """Relative error (G,) of alpha interpolated between nodes: how far each node is from its neighbours' interpolation.
 
     Without a node, the gap is twice as wide, and a cubic interpolant about eight times worse.
     """
@@ -436,7 +436,7 @@ def interpolation_error(nodes: Array, alpha: Array) -> Array:
 
 
 def resolved(V: Array, log_qhat: Array, unknown: float, faintest: float = FAINTEST) -> int:
-    """Nodes up to which V falls as it should: a prior stops where more makes no difference in double precision."""
+    """Nodes up to which V still decreases; beyond them double precision cannot resolve it."""
     if not (SMALL * unknown > V).any():
         return len(V)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -393,7 +393,7 @@ class _PointByDraws:
         ]
 
     def _predictions(self) -> list[Check]:
-        """Errors of prediction, from two draws of the posterior: the truth is one of them."""
+        """Errors of prediction, from two draws of the posterior, one of which is the truth."""
         printed = self.point.get("generalization_error")
         if not printed:
             return []
