@@ -40,7 +40,7 @@ def clip(x: Array, lower: Array | float | None = None, upper: Array | float | No
 
 
 def matching(array: Array, dtype: Any = None) -> dict[str, Any]:
-    """Where and what an array is, for one to be made like it: ``xp.zeros(shape, **matching(array))``; ``dtype`` for another."""
+    """Device and dtype of an array, to make another like it: ``xp.zeros(shape, **matching(array))``; ``dtype`` overrides it."""
     return {"dtype": array.dtype if dtype is None else dtype, "device": array_api_compat.device(array)}
 
 
@@ -69,7 +69,7 @@ def special(xp: ModuleType) -> Any:
 
 
 class _ThroughTheHost:
-    """A module of functions of host arrays, for the arrays of a namespace that it does not know."""
+    """Functions of host arrays, applied to arrays of another namespace by way of the host."""
 
     def __init__(self, module: ModuleType, xp: ModuleType) -> None:
         self._module, self._xp = module, xp

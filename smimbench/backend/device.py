@@ -91,7 +91,7 @@ class Backend:
 
     @property
     def processor(self) -> str:
-        """Name of what does the work, as far as the machine's fingerprint does not say it: letters, digits and ``-``."""
+        """Name of the processor if the machine's fingerprint lacks it (a GPU): letters, digits and ``-``."""
         return self.name
 
     def standard_normal(self, seed: np.random.SeedSequence) -> Callable[[tuple[int, ...]], Array]:
@@ -111,11 +111,11 @@ class Backend:
         return None
 
     def ran_out(self, error: BaseException) -> bool:
-        """Whether an error says that the memory of the device did not suffice; never on the host."""
+        """Whether an error means that the device ran out of memory; never on the host."""
         return False
 
     def release(self) -> None:
-        """Give cached device memory back, so that what follows is measured, and fits, on its own."""
+        """Return cached device memory, so that what follows is measured on its own and finds all memory free."""
 
     def peak_memory(self) -> int | None:
         """Largest memory that the device has used since ``release``, in bytes; None for the host."""

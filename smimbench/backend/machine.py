@@ -1,6 +1,4 @@
-"""The machine that a time was measured on: processor, BLAS threads, driver, versions, git commit, peak memory. Asked
-once per run, never per cell.
-"""
+"""The machine of a measurement: processor, BLAS threads, driver, versions, git commit, peak memory. Read once per run."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _caution: ContextVar[float] = ContextVar("caution", default=1.0)
 
 @contextlib.contextmanager
 def cautious(part: float) -> Iterator[None]:
-    """Meanwhile chunks are this part of their usual size, and inputs stay on a device only if they fit this part of it.
+    """Reduce chunks, and the memory for inputs that stay on a device, to this fraction within the context.
 
     For what has run out of the memory of a device: what is free beforehand does not tell what an algorithm will take.
     """
@@ -41,7 +41,7 @@ def cautious(part: float) -> Iterator[None]:
 
 
 def caution() -> float:
-    """The part of the usual size that chunks have now."""
+    """The current size of chunks as a fraction of the usual one."""
     return _caution.get()
 
 

@@ -1,6 +1,4 @@
-"""Inputs by the chunk: the samples that one pass of an algorithm reads at a time, and inputs that do not fit the
-device, are drawn anew, or are stored in float32.
-"""
+"""Inputs by chunks of samples; inputs that do not fit the device, are drawn again in every pass, or are stored in float32."""
 
 from __future__ import annotations
 
@@ -93,7 +91,7 @@ class StreamedInputs:
 
 
 class DrawnInputs(StreamedInputs):
-    """Inputs (n, T, D) that a device draws, and that do not fit it: they are drawn anew whenever they are asked for.
+    """Inputs (n, T, D) drawn on a device that they do not fit: they are drawn again whenever they are read.
 
     Drawing takes a GPU less time than reading the same numbers from the host.
 
@@ -130,7 +128,7 @@ class DrawnInputs(StreamedInputs):
 
 
 class NarrowInputs(StreamedInputs):
-    """Inputs (n, T, D) stored in float32 where they are computed with in float64; slices of the samples are widened.
+    """Inputs (n, T, D) stored in float32 and computed with in float64; slices of the samples are converted.
 
     Parameters
     ----------

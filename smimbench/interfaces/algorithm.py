@@ -66,7 +66,7 @@ class Overlaps(NamedTuple):
 
 
 class Conditions(NamedTuple):
-    """Under which conditions the runs were made that a theory of their algorithm is for; see ``Algorithm.theory``.
+    """The conditions of the runs that ``Algorithm.theory`` predicts.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class AlgorithmPrediction:
 
 
 class Info(NamedTuple):
-    """What a step reports to the engine's loop; nothing in it is iterated.
+    """What a step reports to the engine's loop; the iteration itself does not use it.
 
     Attributes
     ----------
@@ -247,7 +247,7 @@ class Algorithm(Item):
     """``start(problem, data, rng)``: where others may begin: an estimate with its error. Without it: it is no `start`."""
 
     def retry(self, problem: Any, outcome: str) -> Any:
-        """The version of itself for one more attempt, or None. After ``"diverged"`` or ``"not-converged"`` it starts over; after
+        """The algorithm for one more attempt, or None. After ``"diverged"`` or ``"not-converged"`` it starts over; after
         ``"unsettled"`` (all iterations are used, the run still moves) it goes on from its state for as many again. Without it:
         there is no second attempt.
         """

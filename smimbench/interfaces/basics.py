@@ -30,7 +30,7 @@ class ParameterError(ValueError):
 
 
 def require(item: Any, key: str, holds: bool, what: str) -> None:
-    """Raise ParameterError, ``must be <what>, got ...``, if what a parameter of an item has to be does not hold."""
+    """Raise ParameterError, ``must be <what>, got ...``, unless ``holds``."""
     if not holds:
         raise ParameterError(key, f"must be {what}, got {getattr(item, key)!r}")
 
@@ -69,7 +69,7 @@ class Uncertain(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one iteration has to do at the least, whatever the machine: the numerator of its efficiency.
+    """The least work of one iteration on any machine: the numerator of its efficiency.
 
     Attributes
     ----------

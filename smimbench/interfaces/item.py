@@ -46,13 +46,13 @@ def has(item: Any, name: str) -> bool:
 
 
 def gives(base: type[Item], cls: Any, name: str) -> bool:
-    """Whether a class has a member of its own, not just what its base class has in its place."""
+    """Whether a class defines a member itself instead of inheriting the contract's default."""
     inherited = getattr(cls, name, cls) is getattr(base, name, base)
     return has(cls, name) and (not inherited or name in getattr(cls, "__dataclass_fields__", {}))
 
 
 def takes(method: Any, name: str) -> bool:
-    """Whether a method has an argument of that name: some are offered to those only that have it."""
+    """Whether a method takes an argument of that name; optional arguments are passed only to methods that take them."""
     return name in _arguments(getattr(method, "__func__", method))
 
 
@@ -62,20 +62,20 @@ def _arguments(function: Any) -> frozenset[str]:
 
 
 def missing_members(base: type[Item], cls: Any) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
-    """What a class lacks: members that all have, and the sets of methods of which it has none whole."""
+    """What a class lacks: required members, and the sets of methods if it has none of them complete."""
     lacking = [name for name in (*DECLARED, *base._required) if not gives(base, cls, name)]
     choices = base._alternatives
     return lacking, () if any(all(gives(base, cls, name) for name in choice) for choice in choices) else choices
 
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
-    """Attributes of a base class that are needed neither by all items nor by the first of its sets of methods."""
+    """Attributes of a base class that are neither required nor in the first of its sets of methods."""
     needed = {*base._required, *(base._alternatives or ((),))[0]}
     return tuple(name for name in vars(base) if not name.startswith("_") and name not in needed)
 
 
 def with_defaults(base: type[Item], cls: Class) -> Class:
-    """A class, with the defaults of the base class for what it leaves out if it does not inherit from that."""
+    """The class, completed with the defaults of the base class if it does not inherit from it."""
     if not issubclass(cls, base):
         for owner in (Item, base):
             for name, default in vars(owner).items():
@@ -86,7 +86,7 @@ def with_defaults(base: type[Item], cls: Class) -> Class:
 
 
 def describe(base: type[Item]) -> dict[str, str]:
-    """Documentation of the members of a base class, from its source; that of a method begins with how it is called."""
+    """Documentation of the members of a base class, from its source; a method's begins with its call."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     text: dict[str, str] = {}

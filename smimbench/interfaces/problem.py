@@ -58,7 +58,7 @@ class Data:
 
 
 class ProblemLike(Protocol):
-    """A problem as an item sees it; ``smimbench.Problem`` is the one that there is.
+    """A problem as an item sees it; implemented by ``smimbench.Problem``.
 
     Attributes
     ----------

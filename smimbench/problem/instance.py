@@ -113,7 +113,7 @@ class Instance:
     def _measured(
         self, metrics: dict[str, Any], estimate: Array, claims: Claims
     ) -> tuple[dict[str, list[float]], dict[str, str]]:
-        """The numbers of metrics, and in words why there are none of others."""
+        """Values of the metrics, and for those without a value the reason."""
         values: dict[str, list[float]] = {}
         blank: dict[str, str] = {}
         for name, metric in metrics.items():
@@ -160,7 +160,7 @@ class Instance:
         return *self._measured(metrics, estimate, claims), claims.remarks
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
-        """What metrics need: the teacher where the estimate is, the aligned estimate, the claimed error.
+        """The arguments of metrics: the teacher on the estimate's device, the aligned estimate, the claimed error.
 
         Raises
         ------
@@ -189,7 +189,7 @@ def draw_on(
     rng: np.random.Generator,
     dtype: str,
 ) -> tuple[Array, Array]:
-    """Inputs and labels drawn on a device; inputs that do not fit it are forgotten, and drawn again when they are asked for."""
+    """Inputs and labels drawn on a device; inputs that do not fit are discarded and drawn again when they are read."""
     xp = device.xp
     shape = (n, model.tokens, signal.shape[-1])
     number, wide = (getattr(xp, name) for name in stored_types(dtype))

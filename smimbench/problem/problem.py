@@ -1,4 +1,4 @@
-"""A problem: model, channel and prior that belong together, checked and named; its specification, its instances, its start."""
+"""A problem: model, channel and prior, checked and named; its specification, its instances, its start."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ProblemError(ValueError):
 
 
 class ItemError(ProblemError):
-    """An item cannot be made, whatever its parameters: its code raises, or what it gives is refused."""
+    """An item cannot be made, whatever its parameters: its code raises, or what it returns is refused."""
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def without_code(table: Mapping[str, Any]) -> JsonObject:
 
 
 def _parameters(spec: Mapping[str, Any], usual: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """``name=value`` of every parameter that has not its usual value."""
+    """``name=value`` of every parameter that differs from its default."""
     own = {k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")}
     return ", ".join(f"{k}={v}" for k, v in own.items() if k not in usual or v != usual[k])
 

@@ -48,7 +48,7 @@ class Fitted(Algorithm):
         return FittedState(_like(data, problem.prior.mean(problem.components, data.dimension)), rng)
 
     def step(self, problem: ProblemLike, data: Data, state: FittedState) -> tuple[FittedState, Info]:
-        """The whole fit; the residual is the relative distance to where the run began, so that it is finite or not.
+        """The whole fit; the residual is the relative distance from the start, so that it shows values that are not finite.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class Fitted(Algorithm):
 
 
 def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
-    """Why an algorithm does not solve a problem: it is for other models, or its own reason."""
+    """Why an algorithm refuses a problem: it is made for other models, or its own reason."""
     models, model = getattr(algorithm, "capabilities", Capabilities()).models, problem.model.name
     if "*" not in models and model not in models:
         return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
@@ -82,7 +82,7 @@ def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
 
 
 def sizes(samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan) -> Data:
-    """Data that are not drawn yet: shapes without numbers, and without memory, for ``Algorithm.plan``."""
+    """Data with shapes but without numbers or memory, for ``Algorithm.plan`` before anything is drawn."""
     zero = np.float64(0)
     inputs = np.broadcast_to(zero, (samples, tokens, dimension))
     return Data(inputs, np.broadcast_to(zero, (samples,)), sample_ratio)

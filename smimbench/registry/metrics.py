@@ -60,7 +60,7 @@ def is_worse(metric: Metric, before: float, after: float) -> bool:
 def theory_of(
     metric: Metric, problem: Any, point: dict[str, Any], components: int
 ) -> tuple[list[float | None], list[float | None]]:
-    """Theory's values of a metric and their errors, one per component or one; None where it says nothing."""
+    """Theory's values of a metric and their errors, one per component or a single one; None where theory has none."""
     if metric.theory is None:
         blank: list[float | None] = [None] * (components if metric.per_component else 1)
         return blank, blank

@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def derived(self) -> tuple[str, ...]:
-        """What the item leaves to the engine, and how the engine provides it."""
+        """The members that the engine derives for the item, and how."""
         base = BASES[self.kind]
         parts = {name: text.partition("Derived: ")[2] for name, text in describe(base).items()}
         return tuple(
@@ -305,13 +305,13 @@ def get_registry() -> Registry:
 def make_registry(
     paths: Iterable[str] = (), *, third_party: bool = True, trace: Callable[[str], None] | None = None
 ) -> Registry:
-    """A registry with what SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS say, too."""
+    """A registry that also follows SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS."""
     paths = [*filter(None, os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep)), *paths]
     return Registry(paths, third_party=third_party and not os.environ.get("SMIMBENCH_NO_PLUGINS"), trace=trace)
 
 
 def set_registry(registry: Registry | None) -> None:
-    """Make ``registry`` the one of this process (None: make a new one on next use)."""
+    """Use ``registry`` in this process (None: make a new one on next use)."""
     global _current
     _current = registry
 
@@ -396,7 +396,7 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
 
 
 def _missing_choice(base: type[Item], cls: type[Any], choices: tuple[tuple[str, ...], ...]) -> str:
-    """Which methods are missing: those of the choice that was begun, or all choices."""
+    """Which methods are missing: those of the set of which some are there, or all sets."""
     choices = tuple(one for one in choices if not any(set(other) < set(one) for other in choices))
     begun = [choice for choice in choices if any(gives(base, cls, name) for name in choice)]
     if not begun:

@@ -56,7 +56,7 @@ def source_of(item: type[Any]) -> str | None:
 
 
 def _is_foreign(module: str) -> bool:
-    """Whether a class is of smimbench or of Python itself, or has no module to speak of."""
+    """Whether a class belongs to smimbench or Python, or to no module with a file."""
     first = module.partition(".")[0]
     return first in (*OWN, "__main__") or first in sys.stdlib_module_names
 

@@ -145,7 +145,7 @@ class Suite:
 
     @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
-        """The problems that ``--only problem=...`` leaves."""
+        """The problems that ``--only problem=...`` selects."""
         return tuple(plan for plan in self.plans if selects(self.only, problem=plan.label))
 
     @property
@@ -155,7 +155,7 @@ class Suite:
         return reasons[0] if all(reasons) else None
 
     def plans_with_data(self) -> list[ProblemPlan]:
-        """The problems of which data can be drawn.
+        """The problems whose data can be drawn.
 
         Raises
         ------
@@ -168,7 +168,7 @@ class Suite:
 
     @property
     def seeds(self) -> int:
-        """Replicates of the point that has most."""
+        """The largest number of replicates of any point."""
         return max(max(plan.seeds) for plan in self.plans)
 
     def cells(self, backend: str = "numpy", registry: Registry | None = None) -> list[Cell]:
@@ -230,7 +230,7 @@ def as_table(spec: Mapping[str, Any]) -> JsonObject:
 
 
 def build_algorithm(spec: Mapping[str, Any], problem: Problem | None, registry: Registry) -> Any:
-    """An algorithm from its name and parameters, for the model of a problem or (None) for whichever it works.
+    """An algorithm from its name and parameters, for the model of a problem, or (None) for any model it supports.
 
     One that works for other models only is made as well, and ``smimbench.registry.adapters.refusal`` says why it is of no use.
 

@@ -112,7 +112,7 @@ def check_condition(condition: Condition, known: Mapping[str, Sequence[Any]]) ->
 
 
 def selects(only: Sequence[Condition], **found: Any) -> bool:
-    """Whether conditions pick something; those on one key are alternatives, those on different keys must all hold.
+    """Whether a cell meets the conditions: those on one key are alternatives, those on different keys must all be true.
 
     Parameters
     ----------

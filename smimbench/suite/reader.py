@@ -137,7 +137,7 @@ def _document(file: str, text: str) -> JsonObject:
 
 
 def _with_base(path: Path, document: JsonObject, seen: tuple[Path, ...] = ()) -> JsonObject:
-    """A suite with all that it takes over from the one that it extends, and that one from another."""
+    """A suite merged into the one that it extends, which may extend another itself."""
     if "extends" not in document:
         return document
     file, name = str(path), document.pop("extends")
@@ -225,7 +225,7 @@ class _Reader:
         return self.fail(key, message)
 
     def _drop_ins(self) -> None:
-        """Load ``./plugins/*.py`` of the working folder, because the suite asks for it."""
+        """Load ``./plugins/*.py`` of the working folder if the suite asks for it."""
         folder = Path("plugins")
         if not any(folder.glob("*.py")):
             raise self.fail("suite.plugins", f"is true, but there is no ./plugins/*.py in {Path.cwd()}")

@@ -58,7 +58,7 @@ def _positive_and_finite(value: float) -> float:
 
 
 def distinct(values: Sequence[Any]) -> Sequence[Any]:
-    """The values, none of which stands twice: its runs would count twice, and make the standard error too small.
+    """The values, each at most once: a repeated one would count its runs twice and make the standard error too small.
 
     Raises
     ------
