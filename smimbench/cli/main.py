@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smimbench.cli.external import data, score
 from smimbench.cli.items import check, doctor, explain, info, list_items, new, plugins
 from smimbench.cli.options import BAD_INPUT, INTERRUPTED, OK, UNFORESEEN, complain
-from smimbench.cli.run import run, slurm
-from smimbench.cli.show import compare, report, show, theory
-from smimbench.cli.verify import verify
+from smimbench.cli.run import data, run, score, slurm
+from smimbench.cli.show import compare, report, show, theory, verify
 from smimbench.files import error_line
 
 if TYPE_CHECKING:

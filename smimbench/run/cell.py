@@ -26,8 +26,7 @@ from smimbench.problem.problem import Problem, seed_sequence
 from smimbench.registry.adapters import refusal
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
-from smimbench.run.clock import running
-from smimbench.run.loop import LoopSettings, Status, run_algorithm
+from smimbench.run.loop import LoopSettings, Status, run_algorithm, running
 from smimbench.run.record import LONGEST, check_types, new_record, plain
 from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS

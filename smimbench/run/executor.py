@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from smimbench.files import printable, unless
-from smimbench.run.clock import STILL, read_beat
-from smimbench.run.loop import Status
+from smimbench.run.loop import STILL, Status, read_beat
 from smimbench.run.record import LONGEST
 from smimbench.run.worker import HEAD, send
 

@@ -19,23 +19,22 @@ import numpy as np
 
 from smimbench.files import StoreError, canonical_json, error_line, read_json, steady_folder
 from smimbench.interfaces import Uncertain
-from smimbench.problem.problem import ProblemError, without_code
+from smimbench.problem.problem import Problem, ProblemError, without_code
 from smimbench.registry.registry import get_registry
 from smimbench.run.answers import check_answer, document_text, read_answer, write_answer
-from smimbench.suite.cells import build_algorithm
+from smimbench.suite.cells import as_table, build_algorithm
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import curve_errors, point_errors
 from smimbench.theory.information import Evaluations
 from smimbench.theory.limit import own_document
-from smimbench.theory.predictions import competing, curve_of, point_document, thresholds
+from smimbench.theory.predictions import competing, curve_of, point_document, solve_part, thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.interfaces import Conditions
-    from smimbench.problem.problem import Problem
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -398,6 +397,43 @@ class _nodes_of_theory_watched:
 
     def __exit__(self, *_: object) -> None:
         self._evaluations.watch = lambda alpha: None
+
+
+class Solver:
+    """Answers questions about problems in a process of its own; what it finds on the way is told to the parent."""
+
+    def __init__(self, folder: str | None, tell: Callable[..., None]) -> None:
+        self._cache = TheoryCache(None if folder is None else Path(folder))
+        self._cache.watch = lambda progress: tell(progress=list(progress))
+        self._cache.remark = lambda line: tell(remark=line)
+        self._problems: dict[str, Problem] = {}
+
+    def answer(self, what: str, spec: JsonObject, *more: Any) -> Any:
+        """The answer to a question about a problem.
+
+        Raises
+        ------
+        ProblemError
+        """
+        key = canonical_json(spec)
+        if key not in self._problems:
+            self._problems[key] = Problem(*(as_table(spec[kind]) for kind in ("model", "channel", "prior")))
+        problem, cache = self._problems[key], self._cache
+        if problem.spec != spec:
+            raise ProblemError("theory", "a package was changed since this began; run the same command again")
+        if what == "begin":
+            return cache.begin(problem)
+        if what == "points":
+            return cache.points(problem, *more)
+        if what == "part":
+            cache.begin(problem)
+            return solve_part(problem, *more)
+        if what == "whole":
+            alphas, with_thresholds = more
+            cache.points(problem, alphas)
+            return cache.thresholds(problem) if with_thresholds else None
+        (found,) = [cache.thresholds(problem)] if what == "thresholds" else cache.solve(what, problem, *more)
+        return found
 
 
 def answer_name(kind: str, key: str, alpha: Ratio, version: int = THEORY_VERSION) -> str:

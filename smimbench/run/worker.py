@@ -40,7 +40,7 @@ def main() -> None:
 
     from smimbench.files import error_line, plain_value
     from smimbench.registry.registry import Registry, set_registry
-    from smimbench.run.clock import beat_to
+    from smimbench.run.loop import beat_to
 
     beat_to(Path(setup["heartbeat"]))
     registry = Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
@@ -60,7 +60,7 @@ def main() -> None:
     while True:
         kind, *arguments = pickle.loads(inbox.get())
         if kind == "theory" and kind not in work:
-            from smimbench.run.theory_solver import Solver
+            from smimbench.run.theory_cache import Solver
 
             work[kind] = Solver(setup["folder"], tell).answer
         try:

@@ -1,7 +1,10 @@
-"""``--set`` changes one key of a suite before it is checked; ``--only`` picks the cells to run or show."""
+"""Changes of a suite before it is checked: ``--set`` of one key, ``extends`` of another suite; ``--only`` picks the cells to run
+or show.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -9,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.files import error_line, suggestion
 from smimbench.suite import SuiteError
+from smimbench.suite.schema import Axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from smimbench.files import JsonObject
 
 Condition = tuple[str, str]
 """Key and value of one ``--only``."""
@@ -20,7 +26,7 @@ CONDITIONS = ("algorithm", "alpha", "dimension", "seed", "problem")
 """What ``--only`` can ask for."""
 
 
-def override(document: dict[str, Any], text: str, file: str) -> None:
+def override(document: JsonObject, text: str, file: str) -> None:
     """Set one key of a parsed suite from ``path.to.key=value``, or append to a list of items by ``path.to.list+=value``.
 
     The value is TOML, a bare word a string. Entries of lists are found by position from 0 (``problems[0]`` or
@@ -132,3 +138,71 @@ def _meets(key: str, value: str, found: Any) -> bool:
     if key in ("problem", "algorithm"):
         return value in found
     return math.isclose(found, float(value), rel_tol=1e-12)
+
+
+def merged(base: JsonObject, own: JsonObject) -> JsonObject:
+    """Merge a suite into the one that it extends.
+
+    Keys of tables override, problems replace those of the base, algorithms are appended. How long the base takes is no longer
+    said; with other problems neither are values of others, which count the problems of the base.
+    """
+    found = {name: dict(value) if isinstance(value, dict) else value for name, value in base.items()}
+    found.get("suite", {}).pop("duration", None)
+    if "problem" in own or "problems" in own:
+        found = {name: value for name, value in found.items() if name not in ("problem", "problems")}
+        found.get("run", {}).pop("reference", None)
+        _drop_unread_axes(found.get("grid", {}), own)
+    for name, value in own.items():
+        before = found.get(name)
+        if name == "algorithms" and isinstance(before, list) and isinstance(value, list):
+            found[name] = [*before, *value]
+        elif isinstance(before, dict) and isinstance(value, dict):
+            found[name] = before | value
+        else:
+            found[name] = value
+    return found
+
+
+def _drop_unread_axes(grid: JsonObject, own: JsonObject) -> None:
+    """Leave out axes of the base that none of the new problems reads, since each has its own."""
+    problems = own.get("problems", [own.get("problem")])
+    grids = (
+        [one.get("grid") if isinstance(one, dict) else None for one in problems] if isinstance(problems, list) else []
+    )
+    for axis in Axes.model_fields:
+        if grids and all(isinstance(one, dict) and axis in one for one in grids):
+            grid.pop(axis, None)
+
+
+def toml_text(document: JsonObject) -> str:
+    """TOML that reads as this document."""
+    plain, tables = [], []
+    for name, value in document.items():
+        if isinstance(value, dict):
+            tables += [f"\n[{_key(name)}]", *_entries(value)]
+        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            tables += [line for one in value for line in (f"\n[[{_key(name)}]]", *_entries(one))]
+        else:
+            plain += _entries({name: value})
+    return "\n".join([*plain, *tables]) + "\n"
+
+
+def _entries(table: JsonObject) -> list[str]:
+    return [f"{_key(name)} = {_inline_toml(value)}" for name, value in table.items()]
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _inline_toml(name)
+
+
+def _inline_toml(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline_toml, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(_entries(value)) + "}"
+    return str(value)

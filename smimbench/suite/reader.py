@@ -20,8 +20,7 @@ from smimbench.registry.parameters import build, explain_validation, unknown_key
 from smimbench.registry.registry import Registry, RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade
-from smimbench.suite.extends import merged, toml_text
-from smimbench.suite.overrides import check_condition, override, read_condition, selects
+from smimbench.suite.overrides import check_condition, merged, override, read_condition, selects, toml_text
 from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
 
 if TYPE_CHECKING:

@@ -24,10 +24,9 @@ from smimbench.backend.device import get_backend
 from smimbench.interfaces import Info
 from smimbench.problem.instance import Instance
 from smimbench.registry.parameters import parameters_of
-from smimbench.testing.arrays import Draw, expect_array
 from smimbench.testing.context import OverlayRegistry
 from smimbench.testing.core import CheckFailed, CheckSkipped
-from smimbench.testing.publish import elsewhere, in_single_precision, judged, published
+from smimbench.testing.publish import Draw, elsewhere, expect_array, in_single_precision, judged, published
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -15,9 +15,8 @@ from smimbench.derive import predict
 from smimbench.derive.labels import is_noisy, observable
 from smimbench.interfaces import SYMMETRIES
 from smimbench.interfaces.checks import checked_posterior
-from smimbench.testing.arrays import Call, Draw, expect_array
 from smimbench.testing.core import CheckFailed, CheckSkipped
-from smimbench.testing.publish import each_model, judged, published
+from smimbench.testing.publish import Call, Draw, each_model, expect_array, judged, published
 from smimbench.theory.consistency import require_likelihood
 
 if TYPE_CHECKING:

@@ -13,17 +13,24 @@ import numpy as np
 from smimbench.backend.arrays import to_host
 from smimbench.files import attempt
 from smimbench.testing import algorithms, channels, models, priors
-from smimbench.testing.arrays import expect_array, expect_pure, private_randomness
 from smimbench.testing.core import CheckFailed
-from smimbench.testing.publish import each_model, elsewhere, in_single_precision, published
+from smimbench.testing.publish import (
+    each_model,
+    elsewhere,
+    expect_array,
+    expect_pure,
+    in_single_precision,
+    private_randomness,
+    published,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
-    from smimbench.testing.arrays import Call, Draw
     from smimbench.testing.context import CheckContext
+    from smimbench.testing.publish import Call, Draw
 
 OF_KIND: dict[str, Any] = {"model": models, "channel": channels, "prior": priors, "algorithm": algorithms}
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.testing.arrays import Call, Draw, expect_array
 from smimbench.testing.context import shipped
 from smimbench.testing.core import CheckFailed
-from smimbench.testing.publish import judged, published
+from smimbench.testing.publish import Call, Draw, expect_array, judged, published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

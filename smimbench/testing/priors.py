@@ -9,9 +9,8 @@ import numpy as np
 
 from smimbench.interfaces import Prior
 from smimbench.interfaces.item import gives
-from smimbench.testing.arrays import Call, Draw, expect_array
 from smimbench.testing.core import CheckFailed, CheckSkipped
-from smimbench.testing.publish import judged, published
+from smimbench.testing.publish import Call, Draw, expect_array, judged, published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.registry.parameters import parameters_of
 from smimbench.report.columns import titled
-from smimbench.testing import check
-from smimbench.testing.catalogue import all_checks, contexts, refuse_unknown
+from smimbench.testing import all_checks, check, contexts, refuse_unknown
 from smimbench.testing.core import NOT_RUN, CheckError
 
 if TYPE_CHECKING:

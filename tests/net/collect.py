@@ -96,7 +96,7 @@ def cell_keys() -> dict[str, list[Any]]:
 
 def check_ids() -> list[str]:
     """Kinds and ids of all published checks."""
-    from smimbench.testing.catalogue import all_checks
+    from smimbench.testing import all_checks
 
     return sorted(f"{check.kind} {check.id}" for check in all_checks())
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smimbench.suite import SuiteError
-from smimbench.suite.extends import toml_text
+from smimbench.suite.overrides import toml_text
 from smimbench.suite.reader import load_suite, parse_suite, shipped_suites
 from tests.helpers import call, write_suite
 

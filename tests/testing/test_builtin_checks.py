@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from smimbench.registry.registry import BUILT_IN, get_registry
-from smimbench.testing import all_checks, parametrize_with_checks
-from smimbench.testing.catalogue import contexts
+from smimbench.testing import all_checks, contexts, parametrize_with_checks
 from smimbench.testing.context import instantiate, kind_of
 
 

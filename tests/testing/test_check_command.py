@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from smimbench.testing import CheckError, CheckFailed, CheckSkipped, all_checks, bound_checks, check, core
-from smimbench.testing.catalogue import GENERAL
+from smimbench.testing import GENERAL, CheckError, CheckFailed, CheckSkipped, all_checks, bound_checks, check, core
 from tests.helpers import CHANNEL, ROOT, call, command, environment
 
 MOMENT = "m[:, :, :, None, None] * m[:, None, None, :, :]"
