@@ -26,8 +26,7 @@ from jobs import options, write_suite  # isort: skip - puts the source tree on t
 from smimbench.cli.main import main as smimbench
 from smimbench.report.packed import _text_of
 from smimbench.run import theory_cache
-from smimbench.run.answers import document_text
-from smimbench.run.record import sealed, text_of
+from smimbench.run.record import document_text, sealed, text_of
 
 ALGORITHMS = ('name = "gamp"', 'name = "ridge"', 'name = "adam"\nsteps = 2400')
 DIGIT = re.compile(rb"[0-9]")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +22,16 @@ from smimbench.cli.options import (
     print_json,
     several,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+
+    from smimbench.files import JsonObject
+    from smimbench.testing import Check, Outcome
+
+STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
 @command(
@@ -86,21 +99,14 @@ def check(
 
     NAME is a registered item, as in 'smimbench list'; the checks are those of smimbench.testing. Exit code 1 if one fails.
     """
-    from smimbench.testing import terminal
+    from smimbench.testing import all_checks
 
     if list_only:
-        request.answer(terminal.list_documents(), terminal.print_list)
+        request.answer([_about(one) for one in all_checks()], _print_list)
         return OK
     if not names:
         raise click.UsageError("say what to check: NAME, as in 'smimbench list'; --list shows the checks")
-    documents = terminal.run_checks(
-        names,
-        only=chosen,
-        seed=seed,
-        parameters=terminal.read_parameters(settings),
-        console=None if request.as_json else make_console(),
-        quiet=request.quiet,
-    )
+    documents = _run_checks(request, names, chosen, seed, _read_parameters(settings))
     if request.as_json:
         print_json(documents)
     return NOT_OK if any(document["failed"] for document in documents) else OK
@@ -140,3 +146,110 @@ def doctor(request: Request, ceilings: bool) -> int:
     document = diagnose(request.registry, ceilings=ceilings)
     request.answer(document, print_diagnosis)
     return OK if document["healthy"] else NOT_OK
+
+
+def _read_parameters(settings: Iterable[str]) -> JsonObject:
+    """``KEY=VALUE`` with values as in a suite; what is no TOML is a string."""
+    import tomllib
+
+    from smimbench.testing import CheckError
+
+    found: JsonObject = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise CheckError(f"--set {setting}: must be KEY=VALUE, with a parameter of the item as KEY")
+        try:
+            found[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key.strip()] = text
+    return found
+
+
+def _run_checks(
+    request: Request, names: Sequence[str], only: Sequence[str], seed: int, parameters: JsonObject
+) -> list[JsonObject]:
+    """One object per item with all its outcomes; each is printed as it comes where there is a console."""
+    from smimbench import testing
+    from smimbench.registry.parameters import parameters_of
+
+    documents = []
+    console = None if request.as_json else make_console()
+    found = [one for name in names for one in testing.contexts(name, seed=seed, parameters=parameters)]
+    testing.refuse_unknown(only, found)
+    for context in found:
+        document: JsonObject = {
+            "kind": context.kind,
+            "name": context.item.name,
+            "version": context.item.version,
+            "models": list(context.model_names) if context.kind != "model" else [],
+            "parameters": parameters_of(context.kind, context.item),
+            "seed": seed,
+        }
+        on_outcome = None
+        if console is not None:
+            inner = ", ".join(f"{k} = {v}" for k, v in document["parameters"].items())
+            models = f" for {', '.join(document['models'])}" if document["models"] else ""
+            console.print(f"{context.kind} {context.item.name}({inner}){models}", style="bold")
+            on_outcome = partial(_print_outcome, console, request.quiet)
+        outcomes = testing.check(context, only=only or None, on_outcome=on_outcome)
+        document |= {status: sum(o.status == status for o in outcomes) for status in STYLES}
+        document["checks"] = [asdict(outcome) for outcome in outcomes]
+        documents.append(document)
+        if console is not None:
+            _print_counts(console, document, request.quiet)
+    return documents
+
+
+def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
+    """Status, check and message on a line; what the check means where it failed."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from smimbench.testing.core import NOT_RUN
+
+    if outcome.message.startswith(NOT_RUN) or (quiet and outcome.status != "failed"):
+        return
+    line = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    for width in (7, 15):
+        line.add_column(no_wrap=True, width=width)
+    line.add_column(ratio=1, overflow="fold")
+    text = Text(outcome.message)
+    if outcome.status == "failed":
+        text.append(f"\n{outcome.meaning}", style="dim")
+    line.add_row(Text(outcome.status, style=STYLES[outcome.status]), outcome.check, text)
+    console.print(line, crop=False)
+
+
+def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
+    """How many checks ended how, after a line for all that were not run."""
+    from smimbench.testing.core import NOT_RUN
+
+    left = [one for one in document["checks"] if one["message"].startswith(NOT_RUN)]
+    if left and not quiet:
+        console.print(f"{left[0]['message']}: {', '.join(one['check'] for one in left)}", style=STYLES["skipped"])
+    counts = ", ".join(f"{document[status]} {status}" for status in STYLES)
+    console.print(f"{counts}\n", style=STYLES["failed" if document["failed"] else "passed"])
+
+
+def _about(check: Check) -> JsonObject:
+    return {"kind": check.kind, "check": check.id, "meaning": check.meaning, "false_alarm": check.false_alarm}
+
+
+def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
+    """The checks of every kind, with what a failure means."""
+    from rich.table import Table
+
+    from smimbench.report.columns import titled
+
+    for kind in dict.fromkeys(document["kind"] for document in documents):
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(ratio=1, overflow="fold")
+        for document in documents:
+            if document["kind"] == kind:
+                rate = document["false_alarm"]
+                chance = f" (statistical: false alarms below {rate:g})" if rate else ""
+                table.add_row(document["check"], document["meaning"] + chance)
+        console.print(titled(table, f"checks of {'an' if kind[0] in 'aeiou' else 'a'} {kind}"), crop=False)
+        console.print()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.run.campaign import Campaign
-    from smimbench.run.shards import Shard
+    from smimbench.run.cost import Shard
 
 
 @command(
@@ -122,7 +122,7 @@ def run(
 
 def _part_of_suite(text: str | None) -> Shard | None:
     """The part that is asked for, or that of this task of a job array."""
-    from smimbench.run.shards import array_shard, read_shard
+    from smimbench.run.cost import array_shard, read_shard
 
     if text is None:
         return array_shard()
@@ -188,8 +188,7 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     on where they were.
     """
     from smimbench.files import write_atomically
-    from smimbench.run.cost import estimate_cost
-    from smimbench.run.shards import plan_array, script
+    from smimbench.run.cost import estimate_cost, plan_array, script
 
     suite = request.suite()
     cells = suite.cells(backend, request.registry)

@@ -19,11 +19,10 @@ from smimbench.files import canonical_json, remove_leftovers
 from smimbench.problem.problem import ProblemError, without_code
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run.cell import run_cell
-from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
+from smimbench.run.cost import Estimate, Shard, cells_of_shard, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import Limits
 from smimbench.run.processes import Claims, in_processes
-from smimbench.run.shards import Shard, cells_of_shard
 from smimbench.run.store import Store, asked, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryError
 from smimbench.run.theory_guard import GuardedTheory, is_third_party

@@ -21,7 +21,7 @@ from smimbench.files import StoreError, canonical_json, error_line, read_json, s
 from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import Problem, ProblemError, without_code
 from smimbench.registry.registry import get_registry
-from smimbench.run.answers import check_answer, document_text, read_answer, write_answer
+from smimbench.run.record import check_answer, document_text, read_answer, write_answer
 from smimbench.suite.cells import as_table, build_algorithm
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.fixed_point_curve import fixed_point_curve

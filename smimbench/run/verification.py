@@ -15,9 +15,8 @@ import numpy as np
 from smimbench.backend import machine
 from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps
-from smimbench.run.answers import check_answer, document_text, read_answer
 from smimbench.run.processes import in_processes
-from smimbench.run.record import sealed, text_of
+from smimbench.run.record import check_answer, document_text, read_answer, sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
 from smimbench.run.theory_guard import GuardedTheory

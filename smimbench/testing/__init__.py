@@ -9,7 +9,7 @@ In a test of your own, with pytest:
 
 In a terminal, ``smimbench check NAME``; in Python, ``check(item)``. Every check has an id and says what its failure means.
 Statistical ones use fixed seeds, so that what passes today passes tomorrow; with a seed of your own a right item fails one of
-them with a probability below ``FALSE_ALARM`` (see ``smimbench.testing.publish`` for how the thresholds are set).
+them with a probability below ``FALSE_ALARM`` (see ``smimbench.testing.core`` for how the thresholds are set).
 """
 
 from __future__ import annotations
@@ -26,10 +26,18 @@ from smimbench.registry.parameters import parameters_of, signature_of
 from smimbench.registry.registry import BASES, Entry, get_registry
 
 # Publishing a check is what importing these is for; the order is that in which checks are run.
-from smimbench.testing import common, contract, limits, metrics  # noqa: F401
+from smimbench.testing import common, limits, metrics  # noqa: F401
 from smimbench.testing.context import CheckContext, instantiate, kind_of
-from smimbench.testing.core import FALSE_ALARM, Check, CheckError, CheckFailed, CheckSkipped, Outcome, run_check
-from smimbench.testing.publish import PUBLISHED
+from smimbench.testing.core import (
+    FALSE_ALARM,
+    PUBLISHED,
+    Check,
+    CheckError,
+    CheckFailed,
+    CheckSkipped,
+    Outcome,
+    run_check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

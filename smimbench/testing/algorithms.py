@@ -25,8 +25,16 @@ from smimbench.interfaces import Info
 from smimbench.problem.instance import Instance
 from smimbench.registry.parameters import parameters_of
 from smimbench.testing.context import OverlayRegistry
-from smimbench.testing.core import CheckFailed, CheckSkipped
-from smimbench.testing.publish import Draw, elsewhere, expect_array, in_single_precision, judged, published
+from smimbench.testing.core import (
+    CheckFailed,
+    CheckSkipped,
+    Draw,
+    elsewhere,
+    expect_array,
+    in_single_precision,
+    judged,
+    published,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
     from smimbench.problem.problem import Problem
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.publish import MeanTest
+    from smimbench.testing.core import MeanTest
 
 STEPS, LONGEST = 3, 20
 """Iterations that most checks look at, and those that let an algorithm learn."""

@@ -15,8 +15,7 @@ from smimbench.derive import predict
 from smimbench.derive.labels import is_noisy, observable
 from smimbench.interfaces import SYMMETRIES
 from smimbench.interfaces.checks import checked_posterior
-from smimbench.testing.core import CheckFailed, CheckSkipped
-from smimbench.testing.publish import Call, Draw, each_model, expect_array, judged, published
+from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, each_model, expect_array, judged, published
 from smimbench.theory.consistency import require_likelihood
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.publish import MeanTest
+    from smimbench.testing.core import MeanTest
 
 POINTS = ((0.6, 0.7), (1.0, 0.15))
 """Overlap and error of a component at which posteriors are checked."""

@@ -1,7 +1,16 @@
-"""Published checks: their time limit and their outcomes."""
+"""Published checks: how a check is published, once for every case, its time limit and its outcome; what statistical and
+foreign-namespace checks need; what checks do with arrays.
+
+Statistical checks draw from fixed seeds, so that a check that passes today passes tomorrow. Their thresholds are two-sided
+quantiles of Student's t law for the whole set of numbers that one check looks at (Bonferroni) at ``NOMINAL_RATE``. The rate
+that is promised for another seed, ``FALSE_ALARM``, is a hundred times that: room for means that are not quite Gaussian.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
+import random
 import signal
 import threading
 import time
@@ -9,15 +18,21 @@ import traceback
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import array_api_compat
 import numpy as np
 
+from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.device import Backend
 from smimbench.files import error_line
 from smimbench.interfaces import Capabilities
+from smimbench.numerics.statistics import normal_score
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from smimbench.interfaces import Array
 
 FALSE_ALARM = 1e-4
 """Upper bound of the probability that a correct item fails one statistical check with another seed."""
@@ -155,3 +170,231 @@ def capabilities_of(item: Any) -> Capabilities:
     """Its capabilities, or what is assumed where it states none."""
     found: Capabilities = getattr(item, "capabilities", Capabilities())
     return found
+
+
+PUBLISHED: dict[tuple[str, str], Check] = {}
+"""Every check by kind and id, in the order in which they are run."""
+
+
+def published(
+    kinds: Sequence[str],
+    meaning: str,
+    *,
+    cases: Callable[[Any], Iterable[tuple[Any, ...]]] = lambda context: [()],
+    around: Callable[[Any, Callable[..., None]], None] = lambda context, run: run(),
+    required: bool = False,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Publish a function as a check, with its name as the id.
+
+    Parameters
+    ----------
+    kinds : sequence of str
+        Of which items.
+    meaning : str
+        What a failure means, in a sentence.
+    cases : callable
+        From a ``CheckContext`` to the tuples of arguments with which the function is called, one after the other.
+    around : callable
+        ``around(context, run)`` calls ``run(*more)``, which goes through the cases; ``more`` are further arguments of the
+        function: see ``judged``, ``elsewhere`` and ``in_single_precision``.
+    required : bool
+        Whether the checks after it are skipped if it fails.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def check(context: Any) -> None:
+            def run(*more: Any) -> None:
+                for case in cases(context):
+                    function(context, *case, *more)
+
+            around(context, run)
+
+        id, rate = function.__name__, FALSE_ALARM if around is judged else 0.0
+        PUBLISHED.update({(kind, id): Check(id, kind, meaning, rate, check, required) for kind in kinds})
+        return function
+
+    return decorate
+
+
+def each_model(context: Any) -> Iterator[tuple[Any]]:
+    """Cases: the models that the item works for."""
+    for model in context.models:
+        yield (model,)
+
+
+def judged(context: Any, run: Callable[..., None]) -> None:
+    """Hand over one test of means, and judge it after the last case: a statistical check."""
+    del context
+    test = MeanTest()
+    run(test)
+    test.judge()
+
+
+def in_single_precision(context: Any, run: Callable[..., None]) -> None:
+    """Skip what does not promise float32."""
+    if "float32" not in capabilities_of(context.item).dtypes:
+        raise CheckSkipped("capabilities.dtypes does not promise float32")
+    run()
+
+
+def elsewhere(context: Any, run: Callable[..., None]) -> None:
+    """Hand over the strict reference implementation of the array API, on a device that is not its default.
+
+    SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
+    reason alone is tried there.
+    """
+    promised = capabilities_of(context.item).backends
+    if "*" not in promised:
+        raise CheckSkipped(f"it promises {', '.join(promised)} only")
+    try:
+        import array_api_strict
+    except ImportError:
+        raise CheckSkipped("array-api-strict is not installed: pip install array-api-strict") from None
+    name = "array_api_strict"
+    try:
+        run(Backend(name, array_api_strict, "float64", array_api_strict.Device("device1")))
+    except RuntimeError as error:
+        if "Can't convert array" not in str(error):
+            raise
+        if "scipy" not in str(traceback.format_exc()):
+            raise CheckFailed(f"turns its arrays into NumPy's: {error}") from error
+        run(Backend(name, array_api_strict, "float64"))
+
+
+NOMINAL_RATE = 1e-6
+"""Probability that one check fails by chance if its means are Gaussian. Doubled, thresholds fall by about 0.1 standard errors."""
+
+ROUNDING = 1e-12
+"""Differences below this are rounding. Doubled, a bias of that size goes unseen."""
+
+
+class MeanTest:
+    """Numbers that must vanish up to chance and up to a stated numerical error, judged together."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, float, float, float, float]] = []
+
+    def mean(self, what: str, samples: Any, target: Any = 0.0, *, allowance: Any = 0.0) -> None:
+        """Independent samples (n, ...) whose means must be ``target``, give or take ``allowance``."""
+        samples = np.asarray(samples, dtype=float)
+        error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
+        self.add(what, samples.mean(axis=0), target, error, allowance, len(samples) - 1)
+
+    def add(self, what: str, value: Any, target: Any, error: Any, allowance: Any = 0.0, dof: float = 1e9) -> None:
+        """Numbers with their standard errors; all but ``dof`` may be arrays."""
+        columns: Sequence[Array] = np.broadcast_arrays(value, target, error, allowance)
+        for place in np.ndindex(columns[0].shape):
+            found, wanted, sem, slack = (float(column[place]) for column in columns)
+            name = what + (f"[{', '.join(map(str, place))}]" if place else "")
+            if not all(map(math.isfinite, (found, wanted, sem))):
+                raise CheckFailed(f"{name} is {found:.4g} +- {sem:.2g}: not a finite number")
+            # Rounding is no chance: everything that is compared here is made of numbers of order one.
+            gap = max(0.0, abs(found - wanted) - slack - ROUNDING)
+            score = gap / sem if sem > 0 else (math.inf if gap > 0 else 0.0)
+            self.rows.append((name, found, wanted, sem, normal_score(score, dof)))
+
+    def judge(self) -> None:
+        """Raise CheckFailed if the worst of all is too far off for chance."""
+        from scipy.special import ndtri
+
+        if not self.rows:
+            raise CheckSkipped("there was nothing to compare")
+        threshold = float(-ndtri(NOMINAL_RATE / (2 * len(self.rows))))
+        what, value, target, error, score = max(self.rows, key=lambda row: row[-1])
+        if score > threshold:
+            bad = sum(row[-1] > threshold for row in self.rows)
+            raise CheckFailed(
+                f"{what} is {value:.4g} +- {error:.1g}, must be {target:.4g}: {min(score, 999):.3g} standard errors away "
+                f"({bad} of {len(self.rows)} numbers beyond {threshold:.2f})"
+            )
+
+
+class Call(NamedTuple):
+    """A method and the arrays with which checks call it.
+
+    Attributes
+    ----------
+    scale : float
+        What differences are relative to; 0: the largest number.
+    slack : float
+        Its own numerical error, relative to that.
+    single, double : float
+        Largest difference of float32 from float64, and of another namespace from NumPy.
+    typical : bool
+        Whether ``single`` is for the median of differences.
+    any_namespace : bool
+        Whether it is called with other types and namespaces, too.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Array, ...]
+    scale: float = 0.0
+    slack: float = 0.0
+    single: float = 1e-4
+    double: float = 1e-8
+    typical: bool = False
+    any_namespace: bool = True
+
+
+class Draw(NamedTuple):
+    """Something that an item draws with the generator it is given; whether another seed must give other numbers."""
+
+    name: str
+    function: Callable[[np.random.Generator], Array]
+    varies: bool = False
+
+
+def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> None:
+    """Read-only arrays will do, and come back as they were (compiled code may not ask what is read-only)."""
+    given = [np.array(a) for a in arrays]
+    for array in given:
+        array.flags.writeable = False
+    try:
+        function(*given)
+    except ValueError as error:
+        if "read-only" not in str(error):
+            raise
+        raise CheckFailed(f"{what} writes into its arguments, work on a copy: {error}") from error
+    if not all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in zip(given, arrays)):
+        raise CheckFailed(f"{what} writes into its arguments; work on a copy")
+
+
+def expect_array(
+    what: str, array: Array, shape: tuple[int, ...], dtype: str | None = None, like: Array | None = None
+) -> None:
+    """Shape, dtype, and the namespace and device of ``like``."""
+    if not array_api_compat.is_array_api_obj(array):
+        raise CheckFailed(f"{what} must be an array, got {type(array).__name__}")
+    if tuple(array.shape) != shape:
+        raise CheckFailed(f"{what} must have shape {shape}, got {tuple(array.shape)}")
+    if like is not None:
+        found, wanted = (
+            f"{array_api_compat.array_namespace(a).__name__} on {array_api_compat.device(a)}" for a in (array, like)
+        )
+        if found != wanted:
+            raise CheckFailed(f"{what} is an array of {found}, its inputs are of {wanted}")
+    xp = namespace(array)
+    if dtype is not None and array.dtype != getattr(xp, dtype):
+        raise CheckFailed(f"{what} must be {dtype} like its inputs, got {array.dtype}")
+    if xp.isdtype(array.dtype, "real floating") and not np.isfinite(to_host(array)).all():
+        raise CheckFailed(f"{what} is not made of finite numbers")
+
+
+@contextmanager
+def private_randomness(what: str) -> Iterator[None]:
+    """What happens inside must not draw from the global generators of NumPy and of Python."""
+
+    def states() -> dict[str, str]:
+        numpy: Any = np.random.get_state()  # noqa: NPY002 - looked at, never drawn from
+        return {
+            "NumPy's global generator": str([*numpy[1], *numpy[2:]]),
+            "Python's random module": str(random.getstate()),
+        }
+
+    before = states()
+    yield
+    for name, state in states().items():
+        if state != before[name]:
+            raise CheckFailed(f"{what} draws from {name}: take every random number from the rng that is handed over")

@@ -17,8 +17,7 @@ from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.testing.algorithms import Setting, once_per_model
-from smimbench.testing.core import CheckFailed, CheckSkipped
-from smimbench.testing.publish import judged, published
+from smimbench.testing.core import CheckFailed, CheckSkipped, judged, published
 from smimbench.theory.limit import own_theory
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from smimbench.problem.problem import Problem
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.publish import MeanTest
+    from smimbench.testing.core import MeanTest
 
 PLACES = {"extensive": ("softmax", 0.08, {20: 12, 28: 10, 40: 8}), "low": ("linear", 0.35, {40: 24, 80: 16, 160: 12})}
 """By rank: channel (the first that fits where an algorithm refuses it), sample ratio, and the runs at each dimension. No

@@ -13,8 +13,7 @@ import numpy as np
 
 from smimbench.interfaces import NotMeasured
 from smimbench.registry.metrics import is_worse, theory_of
-from smimbench.testing.core import CheckFailed, CheckSkipped
-from smimbench.testing.publish import published
+from smimbench.testing.core import CheckFailed, CheckSkipped, published
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.testing.context import shipped
-from smimbench.testing.core import CheckFailed
-from smimbench.testing.publish import Call, Draw, expect_array, judged, published
+from smimbench.testing.core import Call, CheckFailed, Draw, expect_array, judged, published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.publish import MeanTest
+    from smimbench.testing.core import MeanTest
 
 model_check = partial(published, ("model",), cases=lambda context: [(context.item,)])
 

@@ -9,15 +9,14 @@ import numpy as np
 
 from smimbench.interfaces import Prior
 from smimbench.interfaces.item import gives
-from smimbench.testing.core import CheckFailed, CheckSkipped
-from smimbench.testing.publish import Call, Draw, expect_array, judged, published
+from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, expect_array, judged, published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.publish import MeanTest
+    from smimbench.testing.core import MeanTest
 
 INFORMATION = (0.3, 2.0, 15.0)
 DRAWS = 24

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from smimbench.run.campaign import run_cells
+from smimbench.run.cost import Shard, array_shard, cells_of_shard, read_shard
 from smimbench.run.processes import STALE, Claims
-from smimbench.run.shards import Shard, array_shard, cells_of_shard, read_shard
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, call, command, environment, write_suite

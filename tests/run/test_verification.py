@@ -12,9 +12,8 @@ import sys
 import pytest
 
 from smimbench.registry.registry import get_registry
-from smimbench.run.answers import document_text
 from smimbench.run.cell import run_cell
-from smimbench.run.record import sealed, text_of
+from smimbench.run.record import document_text, sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.verification import untimed
 from smimbench.suite.reader import load_suite
