@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, require
-from smimbench_algorithms.gradient.descent import Descent
+from smimbench_algorithms.gradient import Descent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import AlgorithmPrediction, Conditions, Data

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, require
-from smimbench_algorithms.gradient.descent import Descent
+from smimbench_algorithms.gradient import Descent
 from smimbench_algorithms.gradient.online_theory import online_theory
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from smimbench.hookspecs import hookimpl
 @hookimpl
 def smimbench_register_channels(register: Callable[[type], None]) -> None:
     """Register what is in this folder."""
-    from smimbench_channels.attention.hardmax.channel import AttentionHardmax
+    from smimbench_channels.attention.hardmax import AttentionHardmax
     from smimbench_channels.attention.linear import AttentionLinear
-    from smimbench_channels.attention.softmax.channel import AttentionSoftmax
-    from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
+    from smimbench_channels.attention.softmax import AttentionSoftmax
+    from smimbench_channels.sequence.hardmax import SequenceHardmax
     from smimbench_channels.sequence.linear import SequenceLinear
     from smimbench_channels.sequence.perceptron import Probit, Sign
-    from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
+    from smimbench_channels.sequence.softmax import SequenceSoftmax
 
     attention = (AttentionSoftmax, AttentionHardmax, AttentionLinear)
     for channel in (*attention, SequenceSoftmax, SequenceHardmax, SequenceLinear, Sign, Probit):

@@ -9,7 +9,7 @@ import pytest
 from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.averaged import Averaged, mean_signal
 from smimbench_algorithms.sgd import Sgd
-from smimbench_algorithms.spectral.algorithm import Spectral
+from smimbench_algorithms.spectral import Spectral
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend

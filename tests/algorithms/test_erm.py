@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 from smimbench_algorithms.averaged import Averaged
-from smimbench_algorithms.erm.algorithm import Erm
+from smimbench_algorithms.erm import Erm
 from smimbench_algorithms.erm.fixed_point import ACCURACY, PENALTIES, best_penalty, minima
 from smimbench_algorithms.erm.integrals import LOSSES, proximal
 from smimbench_algorithms.least_squares import ridge_overlaps

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp.algorithm import CONTROLS, LARGEST_EXCESS, Gamp, StepState, next_step, reversal_overlaps
+from smimbench_algorithms.gamp import CONTROLS, LARGEST_EXCESS, Gamp, StepState, next_step, reversal_overlaps
 
 from smimbench.backend.device import get_backend
 from smimbench.run.loop import LoopSettings, Status, run_algorithm

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from smimbench_algorithms.gamp import Gamp
 from smimbench_algorithms.gamp import theory as gamp_theory
-from smimbench_algorithms.gamp.algorithm import Gamp
 from smimbench_algorithms.gamp.mismatched import ACCURACY, OrderParameters, sampled_step
 from smimbench_algorithms.gamp.theory import first_correction
 

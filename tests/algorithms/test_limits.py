@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_algorithms.erm.algorithm import Erm
-from smimbench_algorithms.gamp.algorithm import Gamp
+from smimbench_algorithms.erm import Erm
+from smimbench_algorithms.gamp import Gamp
 from smimbench_algorithms.ridge import Ridge
-from smimbench_algorithms.spectral.algorithm import Spectral
+from smimbench_algorithms.spectral import Spectral
 
 from smimbench.interfaces import Conditions
 from smimbench.theory.limit import own_theory

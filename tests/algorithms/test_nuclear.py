@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import brentq
 from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.least_squares import LeastSquares, seen_by_labels
-from smimbench_algorithms.nuclear.algorithm import Nuclear
+from smimbench_algorithms.nuclear import Nuclear
 from smimbench_algorithms.nuclear.limit import (
     Observations,
     best_penalty,

@@ -7,12 +7,12 @@ import math
 import pytest
 from smimbench_algorithms.adam import Adam, AdamW
 from smimbench_algorithms.averaged import Averaged
-from smimbench_algorithms.erm.algorithm import Erm
-from smimbench_algorithms.gamp.algorithm import Gamp
-from smimbench_algorithms.nuclear.algorithm import Nuclear
+from smimbench_algorithms.erm import Erm
+from smimbench_algorithms.gamp import Gamp
+from smimbench_algorithms.nuclear import Nuclear
 from smimbench_algorithms.ridge import Ridge
 from smimbench_algorithms.sgd import Sgd
-from smimbench_algorithms.spectral.algorithm import Spectral
+from smimbench_algorithms.spectral import Spectral
 
 from smimbench.interfaces import Channel, Conditions, ParameterError
 from smimbench.theory.limit import own_theory

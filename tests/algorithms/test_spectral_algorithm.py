@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp.algorithm import Gamp
-from smimbench_algorithms.spectral.algorithm import Spectral
+from smimbench_algorithms.gamp import Gamp
+from smimbench_algorithms.spectral import Spectral
 from smimbench_algorithms.spectral.limit import spectral_theory
 
 from smimbench.backend.device import get_backend

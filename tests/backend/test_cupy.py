@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
-from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
+from smimbench_channels.sequence.softmax import two_layers
 from smimbench_models import sequence_mixed
 
 from smimbench.backend import memory

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from smimbench_channels.sequence.softmax import two_layers
 from smimbench_channels.sequence.softmax.network import output
-from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 from smimbench_channels.sequence.softmax.two_layers.kernel import host_sums
 
 from smimbench.backend.arrays import read_together, send, to_host

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax import information as over_labels
-from smimbench_channels.sequence.softmax.last_layer import information as last_layer
+from smimbench_channels.sequence.softmax import last_layer
 from smimbench_channels.sequence.softmax.network import Network
 
 from smimbench.backend.device import get_backend

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp.algorithm import Gamp
-from smimbench_algorithms.nuclear.algorithm import Nuclear
+from smimbench_algorithms.gamp import Gamp
+from smimbench_algorithms.nuclear import Nuclear
 
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.theory.predictions import competing

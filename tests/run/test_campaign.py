@@ -39,7 +39,7 @@ def numbers(record) -> str:
 
 
 def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
-    from smimbench_algorithms.spectral.algorithm import Spectral
+    from smimbench_algorithms.spectral import Spectral
 
     original = Spectral.start
 

@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from smimbench_algorithms.adam import Adam
-from smimbench_channels.attention.hardmax.channel import AttentionHardmax
+from smimbench_channels.attention.hardmax import AttentionHardmax
 from smimbench_channels.sequence.linear import SequenceLinear
-from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
+from smimbench_channels.sequence.softmax import SequenceSoftmax
 from smimbench_metrics.mse import MSE
 from smimbench_models.attention_indexed import AttentionIndexed
 from smimbench_models.sequence_multi_index import SequenceMultiIndex

@@ -1,1 +1,416 @@
-"""Generalised approximate message passing."""
+"""The algorithm ``gamp``: generalized approximate message passing with matrix-valued variances, for both models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import dtype_name, matching, namespace, read_together, sample_chunks, send, take_samples, to_host
+from smimbench.derive import denoise_step
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Plan, checked_posterior, require
+from smimbench.numerics import diagonal_at_least, with_floor
+from smimbench_algorithms.gamp.mismatched import SMALLEST_QHAT, SMALLEST_V
+from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, Host
+    from smimbench.problem import Problem
+
+
+class StepControl(NamedTuple):
+    """How the weight of a step is chosen: it shrinks after a step that was too large and grows after any other.
+
+    Attributes
+    ----------
+    first, largest, smallest : float
+        Weight of the first step (at least), and bounds of all others. A larger first weight lets few samples push the estimate
+        too far before the Onsager term acts.
+    shrink, grow : float
+        Factors of the weight.
+    """
+
+    first: float
+    largest: float
+    smallest: float
+    shrink: float
+    grow: float
+
+
+CONTROLS = {"extensive": StepControl(0.5, 0.7, 0.02, 0.5, 1.15), "low": StepControl(1.0, 1.0, 0.1, 0.7, 1.03)}
+"""By rank. Matrices start at the prior mean, and a step that is too large shows as a residual that grows. Low rank has to grow
+while it leaves the prior mean, but steps that are too large reverse every time."""
+
+
+class StepState(NamedTuple):
+    """What the next weight is computed from.
+
+    Attributes
+    ----------
+    weight, extrapolation : NumPy number
+        Weight of the new in the next step, and the factor by which the estimate moves further than everything else.
+    slow_steps : int
+        Slow, aligned steps since the last extrapolation.
+    change : array (P, ...) or None
+        Undamped change of the estimate in the previous step.
+    residual : NumPy number or None
+        Its size in units of the predicted error.
+    """
+
+    weight: Any
+    extrapolation: Any = 1.0
+    slow_steps: int = 0
+    change: Array | None = None
+    residual: Any = None
+
+
+def mixed(weight: Any, new: Array, old: Array | None) -> Array:
+    """``weight new + (1 - weight) old``; the new where there is no old."""
+    return new if old is None else float(weight) * new + float(1 - weight) * old
+
+
+def reversal_overlaps(problem: Problem, last: StepState, change: Array) -> tuple[Array, ...]:
+    """Low rank: overlaps (P, P) of the previous change with this one and with itself."""
+    if last.change is None or problem.model.rank == "extensive":
+        return ()
+    return tuple(problem.model.inner(other, last.change) for other in (change, last.change))
+
+
+def next_step(
+    problem: Problem,
+    last: StepState,
+    change: Array,
+    overlaps: Sequence[Host],
+    squared_step: Host,
+    error: Host,
+    residual: Any,
+) -> StepState:
+    """Weight and extrapolation of the next step.
+
+    Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
+    the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax``
+    that do not depend on the scale of a component: only the prior corrects a wrong scale, by a fraction V of the error per step.
+
+    Parameters
+    ----------
+    change : array (P, ...)
+        Undamped change of the estimate in this step.
+    overlaps : sequence of ndarray (P, P)
+        Result of ``reversal_overlaps``.
+    squared_step, error : ndarray (P,)
+        Squared change and predicted squared error of every component.
+    residual : NumPy number
+        Size of the change in units of the error.
+    """
+    if last.change is None:
+        return last._replace(change=change, residual=residual)
+    _, largest, smallest, shrink, grow = CONTROLS[problem.model.rank]
+    extrapolation, slow_steps = 1.0, 0
+    if overlaps:
+        along, old_square = (np.sum(np.diagonal(overlap) / error) for overlap in overlaps)
+        # Smaller steps are never too large: growth out of a tiny start would be damped away.
+        too_large = along < -0.5 * old_square and residual > 0.1
+        ratio = along / np.maximum(old_square, np.finfo(old_square.dtype).tiny)  # a run at rest has steps of length 0
+        if 0.7 < ratio < 1 and along > 0.99 * np.sqrt(old_square * np.sum(squared_step / error)):
+            slow_steps = last.slow_steps + 1
+        if slow_steps == 4:
+            extrapolation, slow_steps = 1 / np.maximum(1 - ratio, 0.01), 0
+    else:
+        too_large = residual > 1.3 * last.residual
+    weight = np.maximum(last.weight * shrink, smallest) if too_large else np.minimum(last.weight * grow, largest)
+    return StepState(weight, extrapolation, slow_steps, change, residual)
+
+
+LARGEST_EXCESS = 1.3
+"""Noise of ``g`` over its predicted size (1 in the limit) up to which an excess counts as chance. Larger: with few samples per
+direction V falls far below the true error and the estimate runs away. At 1: estimates at small size are a percent worse."""
+
+
+class GampState(NamedTuple):
+    """The state of a run.
+
+    Attributes
+    ----------
+    estimate, V, g : array (P, ...), (P, P), (n, P, C) or None
+        All damped alike; ``g`` is None before the first step. Matrices (P, P) stay on the host: transferring four
+        numbers to a device takes longer than computing them.
+    rng : Generator
+        For channels that integrate by sampling.
+    total, Qhat : array (P, ...), (P, P) or None
+        Adjoint of ``g``, and the information, damped alike. The adjoint is linear, so mixing needs no further pass.
+    onsager : array (P, P) or None
+        Matrix in front of ``g`` in the Onsager term; None: V, which it is except where the noise exceeds its predicted size.
+    step : StepState or None
+        What the size of the next step is computed from.
+    """
+
+    estimate: Array
+    V: Array
+    g: Array | None
+    rng: Any
+    total: Array | None = None
+    Qhat: Array | None = None
+    onsager: Array | None = None
+    step: StepState | None = None
+
+
+@dataclass(frozen=True)
+class Gamp(Algorithm):
+    r"""Bayes-optimal GAMP.
+
+    .. math::
+
+        \omega &= \mathrm{forward}(X, \hat W) - V g_{t-1} \\
+        g &= V^{-1} (E[z | y, \omega, V] - \omega) \\
+        \hat Q &= \kappa \alpha C\, (V^{-1} - V^{-1} \overline{\mathrm{Cov}}\, V^{-1}) \\
+        R &= \hat W + \hat Q^{-1} \mathrm{adjoint}(X, g), \qquad
+        (\hat W, V) = \mathrm{denoise}(R, \hat Q)
+
+    The Onsager term carries the V under which g was computed with that g. The inputs are read once an iteration: forward,
+    posterior and adjoint run chunk by chunk. The information ``Qhat`` is taken from the posterior covariance; the mean of
+    ``g g^T`` estimates the same number and serves as the check of self-consistency that is reported
+    as log_information_ratio.
+
+    ``adjoint(X, g)`` carries noise of covariance ``kappa alpha sum_c g_c g_c^T``, which equals Qhat in the limit. With few
+    samples per direction it is larger; a denoiser that ignores this makes V fall below the true error, and the estimate diverges.
+    For extensive rank, an excess above ``LARGEST_EXCESS`` is added to the noise: the denoiser gets ``Q = s Qhat s``,
+    ``s^2 = LARGEST_EXCESS / excess``, and the Onsager term, in the limit ``E[d denoise / dR] Qhat^{-1} g``, takes
+    ``V Q Qhat^{-1}`` in place of V.
+
+    A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate and V. On an eigenmode where the data have
+    strength k and the denoiser slope s, it has the Jacobian ``[[1 - b (1 - s + b s k), b s], [-b k, 1]]`` (noiseless channel),
+    with determinant ``1 - b (1 - s)``: it is stable if ``s < 1`` and ``b^2 s k + 2 b (1 - s) < 4``. So a small enough b
+    stabilizes any k, but no damping stabilizes a slope above 1. Hence the ``continued`` denoiser where there is one: its slope
+    stays below 1 outside the bulk of the spectrum, where in the limit there are no eigenvalues.
+
+    Parameters
+    ----------
+    damping : float or None
+        Weight ``1 - b`` of the old in every step, in [0, 1). Default: adaptive, see ``next_step``;
+        an extrapolated step of low rank is recorded with a negative damping.
+    initial_overlap : float or None
+        Where the prior mean is a fixed point by symmetry, the run starts from the denoised noisy copy of an independent draw of
+        the prior, with this predicted overlap. Default: 1e-3 / D. A random estimate of size q has a chance overlap of order
+        ``sqrt(q / D)`` with the teacher, and while both are small they grow by the same factor: with q far below 1 / D the
+        prediction stays behind the truth; with q above 1 / D it runs ahead of it, and V collapses.
+
+    Notes
+    -----
+    The engine restarts a run once that diverged or found no fixed point: a fixed damping moves half way to 1; otherwise low-rank
+    models start from another random estimate. Attention-indexed models with adaptive damping have only one start; they resume
+    with ``LARGEST_EXCESS = 1``: with hardly more samples than parameters, V is otherwise underestimated many times and drifts.
+
+    References
+    ----------
+    arXiv:2502.00901, algorithm 1; arXiv:2506.01582, algorithm 1; derived independently, checked by tests/algorithms/test_gamp.py.
+    """
+
+    damping: float | None = None
+    initial_overlap: float | None = None
+
+    name: ClassVar[str] = "gamp"
+    version: ClassVar[int] = 5
+    reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    largest_excess: ClassVar[float] = LARGEST_EXCESS
+
+    def __post_init__(self) -> None:
+        require(self, "damping", self.damping is None or 0 <= self.damping < 1, "in [0, 1)")
+        require(self, "initial_overlap", self.initial_overlap is None or 0 < self.initial_overlap < 1, "in (0, 1)")
+
+    def retry(self, problem: Problem, outcome: str) -> Gamp | None:
+        """A restart: damped half way to 1, another random start, or none. After a run with adaptive damping that has not
+        converged: the version that continues with all noise counted.
+        """
+        if outcome == "unsettled":
+            able = problem.model.rank == "extensive" and self.damping is None and self.largest_excess > 1
+            return _GampAllNoise() if able else None
+        if self.damping:
+            return replace(self, damping=(1 + self.damping) / 2)
+        if problem.model.rank == "low":
+            return self
+        return None if self.damping is None else replace(self, damping=0.5)
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
+        """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
+        xp = namespace(data.inputs)
+        place = matching(data.inputs)
+        if data.start is not None:
+            estimate, V = data.start
+            return GampState(estimate, to_host(V), None, rng)
+        components, dimension = problem.components, data.dimension
+        if problem.channel.symmetry == "none":
+            V = problem.prior.second_moment(components) - problem.prior.mean_overlap(components)
+            estimate = xp.asarray(problem.prior.mean(components, dimension), **place)
+            return GampState(estimate, np.asarray(V, dtype=dtype_name(estimate)), None, rng)
+        information = self._initial_information(dimension)
+        draw = problem.prior.sample(rng, components, dimension)
+        noise = problem.model.draw_noise(rng, components, dimension)
+        R = xp.asarray(draw + noise / np.sqrt(information), **place)
+        denoised = problem.prior.denoise(R, xp.asarray(information * np.eye(components), **place))
+        return GampState(denoised.estimate, to_host(denoised.V), None, rng)
+
+    def _initial_information(self, dimension: int) -> float:
+        """Information of a random start, from its predicted overlap."""
+        overlap = 1e-3 / dimension if self.initial_overlap is None else self.initial_overlap
+        return overlap / (1 - overlap)
+
+    def step(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
+        """One iteration."""
+        model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
+        extensive, adaptive = model.rank == "extensive", self.damping is None
+        inverse = np.linalg.inv(V)
+        g, total, covariance, integration_errors = pass_by_chunks(problem, data, state, inverse)
+        first = CONTROLS[model.rank].first if self.damping is None else 1 - self.damping
+        last = state.step or StepState(V.dtype.type(first))
+        squares = noise = _products(g)
+        g, total = mixed(last.weight, g, state.g), mixed(last.weight, total, state.total)
+        if extensive:
+            noise = _products(g)
+        covariance, squares, noise, *errors = read_together(covariance, squares, noise, *integration_errors)
+        scale = model.kappa * data.sample_ratio
+        information = inverse - inverse @ (covariance / n @ inverse)
+        latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
+        Q = Qhat = mixed(last.weight, latest, state.Qhat)
+        R = state.estimate + solve_first(Qhat, total)
+        if extensive:
+            excess = np.diagonal(scale * noise / n) / (self.largest_excess * np.diagonal(Qhat))
+            reduced = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
+            Q = np.asarray(Qhat * reduced[:, None] * reduced[None, :])
+        denoised = denoise_step(prior, R, send(Q, R))
+        denoised_V = denoised.V
+        if adaptive and state.step is None:
+            # At least the fraction of the error that the step is predicted to remove: damping V would push the scale of an
+            # estimate that labels do not fix far above that of the signal.
+            denoised_V = to_host(denoised_V)
+            removed = 1 - np.max(np.diagonal(denoised_V) / np.diagonal(V))
+            last = last._replace(weight=np.maximum(last.weight, removed))
+        change = denoised.estimate - state.estimate
+        forward = last.weight * last.extrapolation
+        estimate = mixed(forward, denoised.estimate, state.estimate)
+        # The last wait of the iteration: from here on everything is on the host.
+        denoised_V, squared_step, self_overlap, *overlaps = read_together(
+            denoised_V,
+            model.inner(change, change),
+            model.inner(estimate, estimate),
+            *(reversal_overlaps(problem, last, change) if adaptive else ()),
+        )
+        V_new = diagonal_at_least(mixed(last.weight, denoised_V, V), SMALLEST_V)
+        onsager = None
+        if extensive:
+            onsager = denoised_V @ (Q @ np.linalg.inv(Qhat))
+            onsager = mixed(last.weight, onsager, V if state.onsager is None else state.onsager)
+        squared_step = np.diagonal(squared_step)
+        undamped_error = np.diagonal(denoised_V) + SMALLEST_V
+        residual = np.max(np.sqrt(squared_step / undamped_error))
+        if adaptive:
+            last = next_step(problem, last, change, overlaps, squared_step, undamped_error, residual)
+        second = np.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype)
+        found_information = np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT)
+        info = Info(
+            residual=residual,
+            predicted_overlap=second - np.diagonal(V_new),
+            self_overlap=np.diagonal(self_overlap),
+            squared_step=squared_step,
+            log_information_ratio=np.log(found_information / np.diagonal(latest)),
+            integration_error=np.max(errors),
+            damping=1 - float(forward),
+        )
+        return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, last), info
+
+    def plan(self, data: Data) -> Plan:
+        """One pass over the inputs, forward and adjoint, until the overlaps are stationary and agree with the predicted error."""
+        return Plan(cost=lambda problem, data: problem.pass_cost(data))
+
+    def estimate(self, state: GampState) -> Array:
+        """Posterior mean of the signal."""
+        return state.estimate
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction:
+        """The fixed point of state evolution that its start leads to, and with ``damping = 0`` the trajectory.
+
+        ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form. Damping changes
+        no fixed point, but a damped trajectory has no closed recursion, nor has one from a start that depends on the data:
+        ``no_trajectory`` then says so, as it does where the trajectory is not known well enough or ends elsewhere.
+        """
+        V = None
+        if conditions.start == "uninformed" and problem.channel.symmetry != "none" and conditions.dimension is not None:
+            V = random_start_error(problem, self._initial_information(conditions.dimension))
+        return gamp_theory(problem, alpha, conditions, V, damped=self.damping != 0)
+
+    def variance(self, state: GampState) -> Array:
+        """Predicted error V (P, P) of the estimate."""
+        return state.V
+
+
+class _GampAllNoise(Gamp):
+    """GAMP that counts all of the noise that ``g`` carries."""
+
+    largest_excess: ClassVar[float] = 1.0
+
+
+def pass_by_chunks(
+    problem: Problem, data: Data, state: GampState, inverse: Host
+) -> tuple[Array, Array, Array, list[Any]]:
+    """Forward, posterior and adjoint of one chunk before the next, so that the inputs are read once.
+
+    New ``g`` (n, P, C), its adjoint (P, ...), the sum of the posterior covariances (P, P), integration errors of the chunks.
+    """
+    model, channel = problem.model, problem.channel
+    xp, n, V = namespace(data.inputs), data.inputs.shape[0], send(state.V, state.estimate)
+    memory = state.g if state.onsager is None else _times(inverse @ state.onsager, state.g)
+    g: Any = None
+    total: Any = None
+    covariance: Any = None
+    errors = []
+    for part in sample_chunks(model, data.inputs, problem.components):
+        inputs = take_samples(model, data.inputs, part)
+        omega = model.forward(inputs, state.estimate)
+        if memory is not None:
+            omega = omega - _times(state.V, memory[part, ...])
+        posterior = checked_posterior(channel.posterior(data.labels[part, ...], omega, V, rng=state.rng), omega)
+        new = _times(inverse, posterior.mean - omega)
+        pushed, spread = model.adjoint(inputs, new), posterior.covariance * (part.stop - part.start)
+        errors.append(posterior.error)
+        if part == slice(0, n):
+            return new, pushed, spread, errors
+        if g is None:
+            g = xp.empty((n, *new.shape[1:]), **matching(new))
+            total, covariance = xp.zeros_like(pushed), xp.zeros_like(spread)
+        g[part, ...] = new
+        total += pushed
+        covariance += spread
+    return g, total, covariance, errors
+
+
+def _times(matrix: Host, z: Array) -> Array:
+    """``sum_q matrix_pq z_qc`` of every sample: (P, P) on the host and (n, P, C) to (n, P, C).
+
+    Written out, because a batch of products of tiny matrices costs more than reading the inputs.
+    """
+    if len(matrix) == 1:
+        return z * float(matrix[0, 0])
+    factors = send(matrix, z)[None, :, :]
+    total = factors[..., :1] * z[..., :1, :]
+    for q in range(1, len(matrix)):
+        total += factors[..., q : q + 1] * z[..., q : q + 1, :]
+    return total
+
+
+def _products(g: Array) -> Array:
+    """``sum_{mu, c} g_pc g_qc`` (P, P) of ``g`` (n, P, C)."""
+    xp = namespace(g)
+    components = g.shape[1]
+    flat = xp.reshape(xp.permute_dims(g, (1, 0, 2)) if components > 1 else g, (components, -1))
+    return xp.matmul(flat, xp.matrix_transpose(flat))
+
+
+def solve_first(matrix: Host, signal: Array) -> Array:
+    """``matrix^{-1}`` (P, P), on the host, applied to the components of a signal (P, D) or (P, D, D)."""
+    if len(matrix) == 1:
+        return signal / float(matrix[0, 0])
+    xp = namespace(signal)
+    return xp.reshape(xp.linalg.solve(send(matrix, signal), xp.reshape(signal, (len(matrix), -1))), signal.shape)

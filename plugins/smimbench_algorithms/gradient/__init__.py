@@ -1,5 +1,306 @@
-"""Base class and losses of the gradient methods."""
+"""The base class of all gradient methods: batches, schedules, constraints, students; a method adds its rule for the step."""
 
-from smimbench_algorithms.gradient.descent import Descent
+from __future__ import annotations
 
-__all__ = ["Descent"]
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import NarrowInputs, StreamedInputs, matching, namespace, to_host
+from smimbench.derive import gives_probabilities, observable
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Plan, require
+from smimbench.numerics import symmetric
+from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
+from smimbench_algorithms.nuclear.limit import wide_factor_point
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, Host
+    from smimbench.problem import Problem
+
+SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
+"""And the parameters that each needs."""
+
+SURROGATE_BETA = (1.0, 20.0)
+"""First and last inverse temperature of the softmax that replaces hardmax."""
+
+DEFAULT_STEPS = 1000
+"""Steps of a run that gives neither steps nor epochs."""
+
+SEEN_AGAIN = "descent that sees samples again has no closed form: every step depends on all earlier ones"
+
+
+class DescentState(NamedTuple):
+    """What is iterated; with students, factor and signal have one more axis in front."""
+
+    factor: Array
+    signal: Array  # what the factor stands for
+    memory: tuple[Array, ...]  # of the method: momentum, moments
+    targets: Array  # labels as a user would measure them
+    order: Host  # samples of this epoch that are still to be used
+    rng: np.random.Generator  # order of the samples, or the stream of fresh ones
+    norm: Array | None  # mean square of the estimate's entries, where labels do not determine their scale
+    loss: str
+    total: int  # steps that will be made
+    done: int = 0  # steps made
+    samples: int = 0  # processed so far, repeated ones counted each time
+
+
+@dataclass(frozen=True)
+class Descent(Algorithm):
+    """Base of the gradient methods; see its subclasses for the parameters' meaning.
+
+    A method of one's own is a subclass with a rule for its step, ``move``, and where that remembers something ``first_memory``.
+    """
+
+    learning_rate: float = 0.1
+    steps: int | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    online: bool = False
+    loss: str | None = None
+    schedule: str = "constant"
+    decay_steps: int | None = None
+    decay_factor: float | None = None
+    spherical: bool = False
+    width: int | None = None
+    surrogate_beta: tuple[float, float] | None = None
+
+    capabilities = Capabilities()
+
+    def __post_init__(self) -> None:
+        require(self, "learning_rate", self.learning_rate > 0, "> 0")
+        for key in ("steps", "epochs", "batch", "width", "decay_steps"):
+            value = getattr(self, key)
+            require(self, key, value is None or value >= 1, "at least 1")
+        require(self, "epochs", None in (self.steps, self.epochs), "left out where steps are given")
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "steps", DEFAULT_STEPS)
+        require(
+            self, "batch", not (self.online and self.batch is None), "the fresh samples of a step with online = true"
+        )
+        require(self, "epochs", not (self.online and self.epochs), "left out with online = true; give steps")
+        require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
+        require(self, "schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
+        for key in ("decay_steps", "decay_factor"):
+            needed = key in SCHEDULES[self.schedule]
+            require(self, key, needed == (getattr(self, key) is not None), "given" if needed else "left out")
+        require(self, "decay_factor", 0 < (self.decay_factor or 1) <= 1, "in (0, 1]")
+        low, high = self.surrogate_beta or SURROGATE_BETA
+        require(self, "surrogate_beta", 0 < low <= high < math.inf, "two numbers > 0, the second not below the first")
+
+    # -- contract --------------------------------------------------------------------------------------------------
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why this problem cannot be learned by gradients, or None."""
+        differentiable = problem.channel.vjp is not None
+        if not differentiable and surrogate(problem, 1.0) is None:
+            return f"channel {problem.channel.name!r} has no derivative"
+        if differentiable and self.surrogate_beta is not None:
+            return "surrogate_beta applies to channels without a derivative only; remove it"
+        if problem.prior.factor is None:
+            return f"prior {problem.prior.name!r} has no factor to descend on"
+        if self.width is not None and problem.model.rank == "low":
+            return "width applies to attention-indexed models only; remove it"
+        if self.loss == "cross-entropy" and not gives_probabilities(problem):
+            return (
+                f"cross-entropy needs labels that are probabilities, unlike those of channel {problem.channel.name!r}"
+            )
+        return None
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+        """None in closed form: a step that sees samples again, or whose size adapts, depends on all earlier ones."""
+        return "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
+
+    def _minimum(
+        self, problem: Problem, alpha: float, conditions: Conditions, decay: float
+    ) -> AlgorithmPrediction | str:
+        """The minimum of ``[sum_mu l + (decay/2) |W|^2] / D``, for descent with all samples in every step; or why no theory."""
+        whole = not self.online and self.batch is None and not self.spherical
+        if not (decay and whole and problem.model.rank == "extensive"):
+            return SEEN_AGAIN
+        if (self.loss or fitting_loss(problem)) != "squared":
+            return "the minimum of its loss has no theory here: it is not the squared error"
+        return wide_factor_point(problem, alpha, decay, conditions.dimension, self.width)
+
+    def plan(self, data: Data) -> Plan:
+        """Steps of a run on this data, and what a step reads."""
+        n = data.inputs.shape[0]
+        size = n if self.batch is None else self.batch if self.online else min(self.batch, n)
+        steps = int(self.epochs or 0) * math.ceil(n / size) if self.steps is None else self.steps
+        # Products with the factor are small in comparison.
+        return Plan(steps, size, draws_fresh=self.online, cost=lambda problem, data: problem.pass_cost(data, size))
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None) -> DescentState:
+        """Iid N(0, 1) factor; with ``students`` as many, on one leading axis, which see the same samples."""
+        if self.online and data.fresh is None:
+            raise ValueError("online learning needs fresh samples, and this data has no source of them")
+        xp, place, prior = namespace(data.inputs), matching(data.inputs), problem.prior
+        basis: Any = prior.factor
+        draws = [basis.draw(rng, problem.components, data.dimension, self.width) for _ in range(students or 1)]
+        axes = _component_axes(problem, data)
+        factor = xp.asarray(draws[0] if students is None else np.stack(draws), **place)
+        if self.spherical:
+            factor = _on_sphere(factor, axes)
+        norm = None
+        if problem.channel.vjp is None:
+            second = np.diagonal(prior.second_moment(problem.components))
+            spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
+            norm = xp.reshape(xp.asarray(second / spread, **place), (-1, *[1] * len(axes)))
+        return DescentState(
+            factor,
+            basis.compose(factor),
+            self.first_memory(factor),
+            targets=xp.astype(observable(problem.channel, data.labels), data.inputs.dtype),
+            order=np.empty(0, dtype=np.int64),
+            rng=rng,
+            norm=norm,
+            loss=self.loss or fitting_loss(problem),
+            total=int(self.plan(data).steps or 0),
+        )
+
+    def step(self, problem: Problem, data: Data, state: DescentState) -> tuple[DescentState, Info]:
+        """One step; the residual is the relative change of the factor (of the student that moves most)."""
+        xp = namespace(state.factor)
+        basis: Any = problem.prior.factor
+        inputs, targets, order = self._take(problem, data, state)
+        channel, notes = self._channel(problem, state.done / max(state.total - 1, 1))
+        found = loss_gradient(
+            problem, inputs, targets, state.factor, channel=channel, loss=state.loss, signal=state.signal
+        )
+        size, axes = inputs.shape[0], _component_axes(problem, data)
+        gradient = found.gradient * self.normalisation(problem, data, size)
+        if penalty := self.penalty(data):
+            gradient = gradient + penalty * state.factor
+        factor, memory = self.move(
+            state.factor, gradient, state.memory, self._rate(state.done, state.total), state.done + 1
+        )
+        if self.spherical:
+            factor = _on_sphere(factor, axes)
+        new = state._replace(
+            factor=factor,
+            signal=basis.compose(factor),
+            memory=memory,
+            done=state.done + 1,
+            samples=state.samples + size,
+            order=order,
+        )
+        change, axes = factor - state.factor, (axes[0] - 1, *axes)  # all components of a student
+        residual = xp.max(xp.sqrt(xp.mean(change * change, axis=axes) / xp.mean(factor * factor, axis=axes)))
+        estimate = self.estimate(new)  # where labels leave the scale open, that of the factor means nothing
+        overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
+        overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
+        if data.start is not None:
+            notes.append("the given start is not used: gradient methods begin with a random factor")
+        return new, Info(residual, self_overlap=overlap, warning="; ".join(notes) or None, samples=new.samples)
+
+    def estimate(self, state: DescentState) -> Array:
+        """The signal of the factor; at the prior's norm where labels do not determine it."""
+        if state.norm is None:
+            return state.signal
+        xp = namespace(state.signal)
+        axes = tuple(range(-state.norm.ndim + 1, 0))
+        size = xp.mean(state.signal * state.signal, axis=axes, keepdims=True)
+        return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
+
+    def findings(self, state: DescentState) -> dict[str, Any]:
+        """Eigenvalues of a matrix under weight decay, for which there may be a theory (see ``_minimum``); otherwise nothing."""
+        shape = state.signal.shape
+        if not getattr(self, "weight_decay", 0) or len(shape) < 3 or shape[-1] != shape[-2]:
+            return {}
+        values = namespace(state.signal).linalg.eigvalsh(symmetric(state.signal))
+        return {"spectrum": to_host(values).reshape(-1).tolist()}
+
+    # -- what a method adds: only ``move`` has to be given ----------------------------------------------------------------
+
+    def first_memory(self, factor: Array) -> tuple[Array, ...]:
+        """Memory of the method at the first step; empty unless a method overrides it."""
+        return ()
+
+    def move(
+        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """The rule of a method for its step.
+
+        Parameters
+        ----------
+        factor, gradient : array
+            What is descended on, and the gradient there times ``normalisation``; with students, one more axis in front.
+        memory : tuple of array
+            What this rule returned at the last step; ``first_memory`` at the first.
+        rate : float
+            Learning rate of this step, by the schedule.
+        count : int
+            1 at the first step.
+
+        Returns
+        -------
+        factor, memory
+            After the step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no rule for its step: no method 'move'")
+
+    def normalisation(self, problem: Problem, data: Data, size: int) -> float:
+        """Factor of the gradient of the loss summed over a batch of ``size`` samples: 1 over its sample ratio."""
+        return 1 / problem.model.sample_ratio(size, data.dimension)
+
+    def penalty(self, data: Data) -> float:
+        """Factor of ``|W|^2 / 2`` in the objective."""
+        return 0.0
+
+    # -- the parts of a step ---------------------------------------------------------------------------------------
+
+    def _take(self, problem: Problem, data: Data, state: DescentState) -> tuple[Array, Array, Host]:
+        """Inputs and targets of this step, and the rest of the epoch."""
+        n = data.inputs.shape[0]
+        if self.online:
+            assert data.fresh is not None
+            inputs, labels = data.fresh(state.rng, int(self.batch or 1))
+            target = namespace(inputs).astype(observable(problem.channel, labels), inputs.dtype)
+            return inputs, target, state.order
+        size = min(self.batch or n, n)
+        if size == n:
+            return data.inputs, state.targets, state.order
+        if isinstance(data.inputs, StreamedInputs) and not isinstance(data.inputs, NarrowInputs):
+            raise ValueError(
+                "shuffled minibatches need inputs that fit the device; use the full batch, or online = true"
+            )
+        order = state.order if len(state.order) else state.rng.permutation(n)
+        xp = namespace(data.inputs)
+        chosen = xp.asarray(order[:size], **matching(data.inputs, xp.int64))
+        stored = data.inputs.stored if isinstance(data.inputs, NarrowInputs) else data.inputs
+        inputs = xp.astype(xp.take(stored, chosen, axis=0), data.inputs.dtype, copy=False)
+        return inputs, xp.take(state.targets, chosen, axis=0), order[size:]
+
+    def _channel(self, problem: Problem, progress: float) -> tuple[Any, list[str]]:
+        """The channel to differentiate, and warnings."""
+        notes = ["online: every step drew fresh samples; the row is at the sample ratio of all of them"] * self.online
+        if problem.channel.vjp is not None:
+            return problem.channel, notes
+        low, high = self.surrogate_beta or SURROGATE_BETA
+        note = (
+            f"surrogate: hardmax has no derivative, so softmax with beta annealed from {low:g} to {high:g} was "
+            f"descended on; its scale is the prior's"
+        )
+        return surrogate(problem, low * (high / low) ** progress), [note, *notes]
+
+    def _rate(self, count: int, total: int) -> float:
+        if self.schedule == "step":
+            return self.learning_rate * float(self.decay_factor or 1) ** (count // int(self.decay_steps or 1))
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + math.cos(math.pi * count / total)) / 2
+        if self.schedule == "1/t":
+            return self.learning_rate / (1 + count / int(self.decay_steps or 1))
+        return self.learning_rate
+
+
+def _component_axes(problem: Problem, data: Data) -> tuple[int, ...]:
+    """Axes of one component, of the signal, (D,) or (D, D), as of the factor, (D,) or (D, width)."""
+    return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
+
+
+def _on_sphere(factor: Array, axes: tuple[int, ...]) -> Array:
+    """Every component scaled to the norm of iid N(0, 1) entries."""
+    xp = namespace(factor)
+    return factor / xp.sqrt(xp.mean(factor * factor, axis=axes, keepdims=True))

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_channels.attention.hardmax.channel import AttentionHardmax
+from smimbench_channels.attention.hardmax import AttentionHardmax
 from smimbench_channels.attention.linear import AttentionLinear
-from smimbench_channels.attention.softmax.channel import AttentionSoftmax
+from smimbench_channels.attention.softmax import AttentionSoftmax
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate
 from scipy.stats import multivariate_normal
-from smimbench_channels.attention.hardmax.channel import AttentionHardmax
+from smimbench_channels.attention.hardmax import AttentionHardmax
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed

@@ -8,7 +8,7 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 from scipy import stats
-from smimbench_channels.attention.hardmax.channel import AttentionHardmax
+from smimbench_channels.attention.hardmax import AttentionHardmax
 from smimbench_channels.attention.hardmax.curve import information_curve, small_error_constant
 from smimbench_channels.attention.hardmax.exact import label_classes, row_posterior
 from smimbench_channels.attention.hardmax.gibbs import chain_moments, feasible_start, gibbs_moments, truncated_normal

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
+from smimbench_channels.sequence.hardmax import SequenceHardmax
 from smimbench_channels.sequence.hardmax.information import (
     information_estimates,
     scaled_information,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy import integrate, optimize
-from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
+from smimbench_channels.sequence.softmax import SequenceSoftmax
 from smimbench_channels.sequence.softmax.network import log_attention, output_of_label
 
 from smimbench.backend.arrays import to_host

@@ -8,9 +8,9 @@ import sys
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
+from smimbench_channels.sequence.softmax import two_layers
+from smimbench_channels.sequence.softmax.two_layers import Rule
 from smimbench_channels.sequence.softmax.two_layers.kernel import TABLE, host_sums, kernel
-from smimbench_channels.sequence.softmax.two_layers.posterior import Rule
 
 from tests.channels.sequence.deep_attention import draw, outputs
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from smimbench_channels.sequence.softmax import SequenceSoftmax
 from smimbench_channels.sequence.softmax import information as over_labels
-from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_channels.sequence.softmax.network import Network
 
 from smimbench.backend.arrays import to_host

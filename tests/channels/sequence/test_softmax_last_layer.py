@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import one_layer
-from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
-from smimbench_channels.sequence.softmax.last_layer import information as tables
+from smimbench_channels.sequence.softmax import SequenceSoftmax, one_layer
+from smimbench_channels.sequence.softmax import last_layer as tables
 from smimbench_channels.sequence.softmax.last_layer.posterior import DARKEST, _gaussian, posterior_moments
 from smimbench_channels.sequence.softmax.last_layer.tables import (
     ACCURACY,

@@ -18,8 +18,8 @@ from smimbench.derive import LabelMeans, Labels, label_means, without_overlap
 from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
 from smimbench_channels.batches import on_host, uncertain_like
+from smimbench_channels.sequence.softmax import last_layer
 from smimbench_channels.sequence.softmax.deep.integrand import output_gap
-from smimbench_channels.sequence.softmax.last_layer import information as last_layer
 from smimbench_channels.sequence.softmax.last_layer.tables import ACCURACY as TABLES
 from smimbench_channels.sequence.softmax.network import Network, output
 from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_exact

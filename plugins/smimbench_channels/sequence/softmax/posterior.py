@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from smimbench.interfaces import Array, Host
-from smimbench_channels.sequence.softmax.deep import importance
+from smimbench_channels.sequence.softmax import deep, two_layers
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
-from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 
 SEEDS = 1000
 """Seeds that one sampled posterior may take: multiples of it are independent. Doubled: other points."""
@@ -47,4 +46,4 @@ def integrate(
     """
     if is_exact(network):
         return two_layers.integrate(u, omega, V, network.skip, accuracy, full)
-    return importance.integrate(u, omega, V, network.skip, accuracy, points, full, seed, gap)
+    return deep.integrate(u, omega, V, network.skip, accuracy, points, full, seed, gap)
