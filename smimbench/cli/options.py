@@ -122,12 +122,13 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """In the smallest unit, seconds or bytes."""
-        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([A-Za-z]*)", str(value).strip())
-        unit = found and (found[2] or next(iter(self.units)))
-        match = next((u for u in self.units if unit and u.lower() == unit.lower()), None)
-        if not found or match is None or float(found[1]) <= 0:
+        found = re.fullmatch(
+            rf"([0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)\s*({'|'.join(self.units)}|)", str(value).strip(), re.IGNORECASE
+        )
+        if not found or float(found[1]) <= 0:
             self.fail(f"must be a number > 0 with one of the units {', '.join(self.units)}, got {value!r}", param, ctx)
-        return float(found[1]) * self.units[match]
+        sizes = {unit.lower(): size for unit, size in self.units.items()} | {"": next(iter(self.units.values()))}
+        return float(found[1]) * sizes[found[2].lower()]
 
 
 DURATION = Quantity("TIME", {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400})

@@ -194,21 +194,10 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     cells = suite.cells(backend, request.registry)
     seconds = estimate_cost(cells, 1, request.store(suite).load().values(), trials=backend == "numpy").seconds
     array = plan_array(cells, seconds, minutes, cpus, max_array)
-    again = [
-        sys.executable,
-        "-P",
-        "-m",
-        "smimbench",
-        "run",
-        request.name,
-        "--results",
-        str(request.results),
-        "--backend",
-        backend,
-    ]
-    again += [word for one in request.overrides for word in ("--set", one)]
-    again += [word for one in request.only for word in ("--only", one)]
-    again += [word for one in request.registry.paths for word in ("--plugins", one)]
+    again = [sys.executable, "-P", "-m", "smimbench", "run", request.name]
+    again += ["--results", str(request.results), "--backend", backend]
+    changes = {"--set": request.overrides, "--only": request.only, "--plugins": request.registry.paths}
+    again += [word for option, given in changes.items() for one in given for word in (option, one)]
     if broken := next((name for name in (suite.name, *again) if any(ord(c) < 32 for c in name)), None):
         raise click.UsageError(f"{broken!r} would break a batch script, whose comments end with the line; rename it")
     text = script(array, suite.name, again, str(request.results))

@@ -9,6 +9,7 @@ import functools
 import heapq
 import math
 import os
+import re
 import shlex
 import time
 from dataclasses import dataclass
@@ -46,7 +47,6 @@ CALL = 2e-4
 class Estimate:
     """What a run is expected to cost, and what that rests on: ``learned`` cells on past runs, ``tried`` ones on trials."""
 
-    cells: int
     seconds: float
     peak_bytes: int
     learned: int = 0
@@ -113,7 +113,7 @@ def estimate_cost(
             peak = max(peak, _memory(problem, cell))
         learned += len(group) * bool(runs)
         tried += len(group) * bool(trial)
-    return Estimate(len(cells), seconds / max(1, workers), peak * max(1, workers), learned, tried)
+    return Estimate(seconds / max(1, workers), peak * max(1, workers), learned, tried)
 
 
 def prices(cells: Sequence[Cell]) -> dict[str, float]:
@@ -228,10 +228,10 @@ class Shard:
 
 def read_shard(text: str) -> Shard:
     """``"3/8"``; ValueError for anything that is no part of a whole."""
-    number, slash, count = text.partition("/")
-    if not (slash and number.isascii() and count.isascii() and number.isdigit() and count.isdigit() and len(text) < 20):
+    found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if not found:
         raise ValueError(f"must look like 3/8, got {text[:40]!r}")
-    shard = Shard(int(number), int(count))
+    shard = Shard(int(found[1]), int(found[2]))
     if not 1 <= shard.number <= shard.count:
         raise ValueError(f"must be one of 1/{shard.count} to {shard.count}/{shard.count}, got {text!r}")
     return shard

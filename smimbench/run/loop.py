@@ -53,7 +53,7 @@ READINGS = ("predicted_overlap", "self_overlap", "squared_step", "log_informatio
 
 
 class Status(enum.Enum):
-    """How a cell ended, with a line for humans."""
+    """How a cell ended."""
 
     OK = "ok"
     NOT_CONVERGED = "not-converged"
@@ -61,18 +61,6 @@ class Status(enum.Enum):
     TIMEOUT = "timeout"
     FAILED = "failed"
     SKIPPED = "skipped"
-
-    @property
-    def message(self) -> str:
-        """What it means."""
-        return {
-            Status.OK: "ended as it should",
-            Status.NOT_CONVERGED: "no trustworthy fixed point within the allowed iterations",
-            Status.DIVERGED: "numbers grew beyond bounds",
-            Status.TIMEOUT: "the time limit came first",
-            Status.FAILED: "an error was raised",
-            Status.SKIPPED: "not run",
-        }[self]
 
 
 @dataclass(frozen=True)

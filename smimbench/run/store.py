@@ -181,25 +181,25 @@ class Store:
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
         line = f"{path}: {reason}; not used"
         if set_aside:
-            line += f", moved to {self._move_aside(path)}"
+            line += f", moved to {move_aside(path, self.folder)}"
         self.complaints.append(line)
 
     def retire(self, stems: Iterable[str]) -> None:
         """Move records out of the way so that their cells run again; nothing is deleted."""
         for stem in stems:
-            self._move_aside(self.folder / f"{stem}.json")
+            move_aside(self.folder / f"{stem}.json", self.folder)
 
-    def _move_aside(self, path: Path) -> Path:
-        """Move a record, and the trajectory next to it, under names that nothing will overwrite."""
-        folder = self.folder / ASIDE
-        target = folder / f"{path.stem}.{uuid.uuid4().hex[:8]}.json"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for old, new in ((path.with_suffix(".npz"), target.with_suffix(".npz")), (path, target)):
-                unless(FileNotFoundError, os.replace, old, new)  # another run has moved it already
-        except OSError as error:
-            raise StoreError(f"cannot move {path} to {folder}: {error.strerror or error}") from error
-        return target
+
+def move_aside(path: Path, folder: Path) -> Path:
+    """Move a file, and the trajectory next to it, into ``set-aside/`` under names that nothing will overwrite."""
+    target = folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for old, new in ((path.with_suffix(".npz"), target.with_suffix(".npz")), (path, target)):
+            unless(FileNotFoundError, os.replace, old, new)  # another run has moved it already
+    except OSError as error:
+        raise StoreError(f"cannot move {path} to {target.parent}: {error.strerror or error}") from error
+    return target
 
 
 def _file_stem(record: JsonObject) -> str:

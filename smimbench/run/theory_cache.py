@@ -9,9 +9,7 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -22,6 +20,7 @@ from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import Problem, ProblemError, without_code
 from smimbench.registry.registry import get_registry
 from smimbench.run.record import check_answer, document_text, read_answer, write_answer
+from smimbench.run.store import move_aside
 from smimbench.suite.cells import as_table, build_algorithm
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.fixed_point_curve import fixed_point_curve
@@ -48,8 +47,6 @@ OWN_VERSION = 4
 computed again."""
 SLOW = 0.02
 """Seconds from which on a node is kept; doubled, fewer are, and an interrupted curve repeats a little more."""
-ASIDE = "set-aside"
-"""Folder for answers that are to be computed again."""
 
 
 class TheoryError(RuntimeError):
@@ -140,9 +137,7 @@ class TheoryCache:
         done, total = len(set(wanted)) - len(missing), len(set(wanted))
         self.watch(Progress(done, total))
         if missing:
-            with _nodes_of_theory_watched(
-                problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))
-            ):
+            with _nodes_watched(problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))):
                 for alpha, points in zip(missing, self._solved("points", problem, missing)):
                     self._remember("point", problem, key, alpha, points)
                     done += 1
@@ -205,7 +200,7 @@ class TheoryCache:
         """An answer that is kept; or solved, and kept."""
         key = canonical_json(question)
         if self._recall(kind, problem, key, ratio) is None:
-            with _nodes_of_theory_watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
+            with _nodes_watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
                 (found,) = self._solved(kind, problem, *more)
             self._remember(kind, problem, key, ratio, found)
         return self._memory[kind, key, ratio]
@@ -251,14 +246,6 @@ class TheoryCache:
             nodes += len(list(self.nodes_folder(key).glob("*.json"))) if self.folder is not None else 0
         return Kept(points, found, nodes)
 
-    def adopt(self, other: TheoryCache, problem: Problem, alphas: Sequence[float], *, thresholds: bool) -> None:
-        """Take over answers that another cache has."""
-        key = canonical_json(problem.spec)
-        for kind, alpha in [*(("point", float(a)) for a in alphas), *([("thresholds", None)] if thresholds else [])]:
-            answer = other._recall(kind, problem, key, alpha)
-            if answer is not None and self._recall(kind, problem, key, alpha) is None:
-                self._remember(kind, problem, key, alpha, answer)
-
     def set_aside(self, problems: Iterable[Problem]) -> int:
         """Move answers and nodes of these problems out of the way, so that they are computed again; how many files."""
         moved = 0
@@ -270,17 +257,8 @@ class TheoryCache:
             files += [nodes] if (nodes := self.nodes_folder(key)).is_dir() else []
             for path in files:
                 moved += len(list(path.iterdir())) if path.is_dir() else 1
-                self._move_aside(path)
+                move_aside(path, self.folder)
         return moved
-
-    def _move_aside(self, path: Path) -> None:
-        assert self.folder is not None
-        target = self.folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, target)
-        except OSError as error:
-            raise StoreError(f"cannot move {path} to {target.parent}: {error.strerror or error}") from error
 
     # -- files ----------------------------------------------------------------------------------------------------------
 
@@ -369,7 +347,7 @@ class TheoryCache:
             return None
         except ValueError as error:
             self.remark(f"{file}: {error}; not used, computed again")
-            self._move_aside(file)
+            move_aside(file, file.parent)
             return None
 
     def _remember(self, kind: str, problem: Problem, key: str, alpha: Ratio, answer: Any) -> None:
@@ -381,22 +359,21 @@ class TheoryCache:
             write_answer(file, {"problem": json.loads(key), "alpha": alpha}, answer)
 
 
-class _nodes_of_theory_watched:
+@contextlib.contextmanager
+def _nodes_watched(problem: Problem, tell: Callable[[int, float | None], None]) -> Iterator[None]:
     """While it lasts, whoever waits is told of the nodes of a problem: how many, and the last alpha of its curve."""
+    evaluations, last = Evaluations.of(problem), None
 
-    def __init__(self, problem: Problem, tell: Callable[[int, float | None], None]) -> None:
-        self._evaluations, self._tell = Evaluations.of(problem), tell
-        self._alpha: float | None = None
+    def watch(alpha: float | None) -> None:
+        nonlocal last
+        last = last if alpha is None else alpha
+        tell(evaluations.count, last)
 
-    def __enter__(self) -> None:
-        self._evaluations.watch = self._heard
-
-    def _heard(self, alpha: float | None) -> None:
-        self._alpha = self._alpha if alpha is None else alpha
-        self._tell(self._evaluations.count, self._alpha)
-
-    def __exit__(self, *_: object) -> None:
-        self._evaluations.watch = lambda alpha: None
+    evaluations.watch = watch
+    try:
+        yield
+    finally:
+        evaluations.watch = lambda alpha: None
 
 
 class Solver:

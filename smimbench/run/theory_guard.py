@@ -22,7 +22,7 @@ from smimbench.run.theory_cache import Progress, TheoryCache, TheoryError
 from smimbench.theory.predictions import independent_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
@@ -153,29 +153,28 @@ def solve_in_processes(
         What a process raised; or that one died.
     """
 
-    def progress(store: TheoryCache, i: int) -> Progress:
+    def progress(i: int) -> Progress:
         problem, ratios = wanted[i]
-        found = store.kept([(problem, ratios)])
-        done = found.points + (found.thresholds if thresholds else 0)
-        return Progress(done, len(ratios) + thresholds, found.nodes)
+        found = cache.kept([(problem, ratios)])
+        return Progress(found.points + thresholds * found.thresholds, len(ratios) + thresholds, found.nodes)
 
-    todo = [i for i in range(len(wanted)) if (now := progress(cache, i)).done < now.total]
+    todo = [i for i in range(len(wanted)) if (now := progress(i)).done < now.total]
     if not todo:
         return
+    kept_in, looked = cache.folder, time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        shared = TheoryCache(cache.folder or Path(temporary))
-        executor = Executor(workers, 1, get_registry(), folder=str(shared.folder))
-        looked = time.monotonic()
+        cache.folder = kept_in or Path(temporary)
+        executor = Executor(workers, 1, get_registry(), folder=str(cache.folder))
 
-        def look(alive: list[int]) -> None:
+        def look(numbers: Iterable[int]) -> None:
             nonlocal looked
             looked = time.monotonic()
-            for i in sorted(set(alive)):
-                on_progress(i, progress(shared, i))
+            for i in sorted(set(numbers)):
+                on_progress(i, progress(i))
 
         try:
             for i in todo:
-                shared.begin(wanted[i][0])
+                cache.begin(wanted[i][0])
             parts = [(i, ("part", part)) for i in todo for part in independent_parts(*wanted[i])]
             whole = [(i, ("whole", list(wanted[i][1]), thresholds)) for i in todo]
             for stage in (parts, whole):
@@ -185,12 +184,15 @@ def solve_in_processes(
 
                 def see(_: object, waiting: dict[Task, int] = waiting) -> None:
                     if time.monotonic() - looked > 1:
-                        look(list(waiting.values()))
+                        look(waiting.values())
 
                 for ended in executor.run(list(waiting), on_look=see):
                     _answer_of(ended)
                     look([waiting.pop(ended.task)])
+            for problem, ratios in wanted if kept_in is None else ():  # into memory
+                cache.points(problem, ratios)
+                if thresholds:
+                    cache.thresholds(problem)
         finally:
             executor.end()
-        for i in todo:  # into memory, for a folder that will be gone
-            cache.adopt(shared, *wanted[i], thresholds=thresholds)
+            cache.folder = kept_in

@@ -187,9 +187,8 @@ class Suite:
         words = [(table, (table["label"], *({table["spec"]["name"]} - labels))) for table in self.algorithms]
         algorithms = [table for table, known in words if selects(only, algorithm=known)]
         replicates = [r for r in range(self.seeds) if selects(only, seed=r)]
-        alphas = {alpha for plan in plans for alpha in plan.alphas if selects(only, alpha=alpha)}
         points = [
-            (plan, dimension, seeds)
+            (plan, [alpha for alpha in plan.alphas if selects(only, alpha=alpha)], dimension, seeds)
             for plan in plans
             for dimension, seeds in zip(plan.dimensions, plan.seeds)
             if selects(only, problem=plan.label, dimension=dimension)
@@ -208,10 +207,9 @@ class Suite:
                 algorithm_label=table["label"],
             )
             for replicate in replicates
-            for plan, dimension, seeds in points
+            for plan, alphas, dimension, seeds in points
             if replicate < seeds
-            for alpha in plan.alphas
-            if alpha in alphas
+            for alpha in alphas
             for table in algorithms
         ]
 

@@ -42,7 +42,7 @@ def test_answers_are_kept_and_shared(tmp_path, capsys, monkeypatch):
     assert theory(tmp_path, "--retry", "--json") == 0
     assert json.loads(capsys.readouterr().out) == first
     assert solved == [0.5, 1.0]
-    aside = [path.name.partition("-")[0] for path in (tmp_path / "results" / "theory" / cache.ASIDE).iterdir()]
+    aside = [path.name.partition("-")[0] for path in (tmp_path / "results" / "theory" / "set-aside").iterdir()]
     assert sorted(set(aside)) == ["own", "point", "thresholds"]
     assert aside.count("point") == 2
 

@@ -473,6 +473,5 @@ def test_readings_may_live_on_a_device(problem, instance):
     }
 
 
-def test_every_status_has_a_word_and_a_line():
+def test_every_status_has_a_word():
     assert {status.value for status in Status} == {"ok", "not-converged", "diverged", "timeout", "failed", "skipped"}
-    assert len({status.message for status in Status}) == 6
