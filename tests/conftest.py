@@ -1,7 +1,5 @@
 """Fixtures shared by all tests: array namespaces that stand in for a GPU."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 

@@ -1,7 +1,5 @@
 """A drop-in plugin of algorithms that misbehave, each in its own way. The tests hand this file to ``--plugins``."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -132,9 +130,6 @@ class DiesOnce(Quiet):
         except FileExistsError:
             return super().step(problem, data, state)
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-# -- what others do before an ordinary step: ``act(algorithm, data)`` ---------------------------------------------------
 
 
 def kill(algorithm, data):

@@ -1,7 +1,5 @@
 """What several test files need: suites, plugin packages on disk, the command line in this process and in another."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

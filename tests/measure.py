@@ -1,7 +1,5 @@
 """What a call costs, and whether a posterior is that of its own labels."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A drop-in prior whose entries have neither unit variance nor, if asked for, a zero mean; ``registry()`` knows it."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import dataclass
 

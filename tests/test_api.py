@@ -1,7 +1,5 @@
 """The same verbs from Python, and what the README promises."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
@@ -94,8 +92,6 @@ def test_errors_are_exceptions(tmp_path):
         smimbench.run(str(write_suite(tmp_path)), backend="abacus", results=tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
-
-# -- what the README says -----------------------------------------------------------------------------------------
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 START = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")

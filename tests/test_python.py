@@ -1,7 +1,5 @@
 """From Python: results as tidy tables, figures as objects, a part of a suite, what notebooks show."""
 
-from __future__ import annotations
-
 import pytest
 
 import smimbench

@@ -1,7 +1,5 @@
 """What archives and other packagers are told is what pyproject.toml says."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """A drop-in channel whose labels are a function of each latent; ``warped`` knows it while it is asked."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Averages of students: against single runs, under symmetries, and the laws of averaging."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

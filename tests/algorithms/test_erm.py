@@ -1,7 +1,5 @@
 """Convex risk minimization: proximal operator, fixed point and best penalty against closed forms and published values."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

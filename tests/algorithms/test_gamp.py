@@ -1,7 +1,5 @@
 """GAMP against a dense implementation, exact posteriors and state evolution."""
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 
@@ -35,9 +33,6 @@ def iterate(problem, instance, steps, start=None, algorithm=None):
     for _ in range(steps):
         state, info = algorithm.step(problem, data, state)
     return algorithm.estimate(state), info
-
-
-# -- one step -----------------------------------------------------------------------------------------------------
 
 
 def dense_attention_step(x, h_label, state, weight, prior):
@@ -125,9 +120,6 @@ def test_sequence_steps_are_the_dense_iteration():
         np.testing.assert_allclose(state.V, V, atol=1e-12)
 
 
-# -- exact posteriors ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("components", "tokens"), [(1, 1), (1, 3), (2, 2)])
 def test_gaussian_everything_ends_at_the_exact_posterior_mean(components, tokens):
     """The fixed point of GAMP is ``(X^T X + noise)^{-1} X^T y`` on every instance, not only in the limit."""
@@ -155,14 +147,8 @@ def test_noiseless_recovery_is_exact():
         assert result.metrics["mse"][0] < 1e-3
 
 
-# -- state evolution ----------------------------------------------------------------------------------------------
-
-
 def test_sequence_softmax_knows_nothing_below_weak_recovery():
     assert np.mean([run(sequence(), 0.08, 1000, seed).metrics["overlap"][0] for seed in range(4)]) < 0.05
-
-
-# -- what it says of itself ---------------------------------------------------------------------------------------
 
 
 def test_at_its_fixed_point_it_holds_what_it_claims():
@@ -387,9 +373,6 @@ def test_where_the_prior_mean_is_blind_the_start_is_random_and_small():
     assert not np.allclose(states[0].estimate, states[1].estimate)
     blind = Gamp().init(problem, data, np.random.default_rng(1))
     assert 0 < np.mean(blind.estimate**2) < 1 / 500
-
-
-# -- precision, memory --------------------------------------------------------------------------------------------
 
 
 def test_a_step_needs_little_more_than_the_inputs():

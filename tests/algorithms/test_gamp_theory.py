@@ -1,7 +1,5 @@
 """Trajectories of GAMP to its fixed point, on and off the Bayes-optimal line, and the closed 1/D correction."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

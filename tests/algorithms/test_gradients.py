@@ -1,7 +1,5 @@
 """Gradients against a loss written out and finite differences, and the rules of SGD, Adam and AdamW against textbooks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -101,9 +99,6 @@ def test_saturated_probabilities_do_not_break_cross_entropy(rng):
     assert np.isfinite(found.gradient).all()
 
 
-# -- surrogate for what has no derivative -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("beta", [0.7, 30.0])
 def test_surrogate_is_the_softmax_of_that_temperature(beta, rng):
     hard = attention("hardmax", 3, 0.6)
@@ -136,9 +131,6 @@ def test_certainty_is_no_divergence():
     result = run_once(problem, instance, rule)
     assert result.status == Status.OK, result.reason
     assert (result.estimate**2).mean() == pytest.approx(1.0)  # the prior's norm
-
-
-# -- the rules ----------------------------------------------------------------------------------------------------------
 
 
 def walk(algorithm, problem, data, steps, seed=0):
@@ -298,9 +290,6 @@ def test_inputs_may_be_streamed(name, rng):
     streamed = small(problem)[0].data(get_backend(), stream=True)
     with pytest.raises(ValueError, match="fit the device"):
         walk(Sgd(batch=3, epochs=1), problem, streamed, 1)
-
-
-# -- what is refused ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("students", [None, 3])

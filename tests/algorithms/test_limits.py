@@ -1,7 +1,5 @@
 """Runs of every algorithm land on its theory: (algorithm, problem, size), up to chance and corrections of the stated order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from smimbench_algorithms.erm import Erm

@@ -1,7 +1,5 @@
 """Nuclear-norm regression, its limit, and descent on a wide factor that ends in its minimum."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Online descent: equations and draws against closed forms, single steps, whole runs and recursions written out here."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

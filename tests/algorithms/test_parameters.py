@@ -1,7 +1,5 @@
 """What algorithms refuse: parameters that make no sense, problems that they cannot solve, predictions that do not exist."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

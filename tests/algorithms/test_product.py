@@ -1,7 +1,5 @@
 """Everything that is registered, with everything it claims to go with, on every array namespace, at tiny size."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 

@@ -1,7 +1,5 @@
 """Ridge regression against dense solutions, posterior means and the theory of the best linear estimate."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

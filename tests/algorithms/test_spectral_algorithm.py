@@ -1,7 +1,5 @@
 """The spectral algorithm in the engine: both kinds of model, warnings, theory beside the runs, starts for others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from smimbench_algorithms.gamp import Gamp

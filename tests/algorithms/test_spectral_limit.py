@@ -1,7 +1,5 @@
 """Spectral estimates against dense matrices, closed forms of the theory, and simulation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.integrate import quad
@@ -27,9 +25,6 @@ def softmax(tokens=2, **channel):
 def data_of(problem, alpha, dimension, replicate=0, backend: Backend | None = None):
     instance = problem.instance(alpha, dimension, replicate)
     return instance, instance.data(backend or get_backend())
-
-
-# -- labels that depend on two directions ---------------------------------------------------------------------------
 
 
 class TwoDirections:
@@ -162,9 +157,6 @@ def test_labels_that_are_integers(tokens, threshold):
         assert found.modes[0].strength == pytest.approx(1 / threshold, rel=0.01)
 
 
-# -- one layer: closed forms ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tokens", [2, 3])
 def test_asymmetric_overlap_and_outlier_have_closed_forms(tokens):
     M = tokens
@@ -217,9 +209,6 @@ def test_regularisation_costs_what_the_general_formula_says():
     slope = (signal(eigenvalue + step) - signal(eigenvalue - step)) / (2 * step)
     assert found.modes[0].eigenvalue == pytest.approx(eigenvalue, rel=2e-3)
     assert found.overlap[0, 0] == pytest.approx(1 / slope, abs=0.005)
-
-
-# -- the matrices, against dense ones --------------------------------------------------------------------------------
 
 
 def dense_pieces(problem, data):
@@ -281,9 +270,6 @@ def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
     assert compared >= 2
 
 
-# -- several components ---------------------------------------------------------------------------------------------
-
-
 def test_the_last_layer_emerges_first():
     problem = softmax(layers=2)
     found = spectral_theory(problem, 0.4)
@@ -317,9 +303,6 @@ def test_joint_theory_agrees_with_the_scalar_one():
         assert whole.eigenvalue == pytest.approx(one.eigenvalue, rel=1e-6)
         assert abs(whole.A[0, 0]) == pytest.approx(one.A[0, 0], rel=1e-6)
         assert np.isnan(joint_mode(G, 0.1, kind, 0.05).eigenvalue)
-
-
-# -- what users get -------------------------------------------------------------------------------------------------
 
 
 def test_sign_is_right_where_labels_tell_it():
@@ -356,9 +339,6 @@ def test_first_order_theory_has_a_closed_form():
     assert V[0, 0] == pytest.approx(expected, rel=1e-6)
     assert Q[0, 0] == pytest.approx(1.5 - V[0, 0])
     assert error[0] < 1e-6
-
-
-# -- signals of any second moment -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])

@@ -1,7 +1,5 @@
 """An algorithm after a few steps: what tests of backends compare between two places."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from smimbench.registry.registry import get_registry

@@ -1,7 +1,5 @@
 """Functions of arrays of any namespace."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

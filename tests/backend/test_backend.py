@@ -1,7 +1,5 @@
 """Backends by name, what they say when they cannot be had, and their clocks."""
 
-from __future__ import annotations
-
 import sys
 import types
 from dataclasses import replace
@@ -26,9 +24,6 @@ def cupy_that(monkeypatch, **attributes) -> None:
     fake = types.ModuleType("cupy")
     vars(fake).update(attributes)
     monkeypatch.setitem(sys.modules, "cupy", fake)
-
-
-# -- CuPy that cannot be used ---------------------------------------------------------------------------------------
 
 
 def complaint() -> str:
@@ -125,9 +120,6 @@ def test_unknown_backends_are_named(monkeypatch):
         get_backend("abacus")
 
 
-# -- precision ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("tf32", "wanted"), [(False, 1), (True, 7)])
 def test_the_precision_of_products_is_always_said(monkeypatch, tf32, wanted):
     """CuPy would otherwise read an environment variable, which no record shows."""
@@ -140,9 +132,6 @@ def test_the_precision_of_products_is_always_said(monkeypatch, tf32, wanted):
     monkeypatch.setitem(sys.modules, "cupy._core._routines_linalg", products)
     module._set_tf32(tf32)
     assert said == [(np.float32, wanted)]
-
-
-# -- arrays ---------------------------------------------------------------------------------------------------------
 
 
 def test_namespace_of_plain_arrays_and_of_others():
@@ -171,9 +160,6 @@ def test_asarray_gives_floats_the_backends_type_and_leaves_the_rest(backend, dty
     if backend.device is not None:
         assert again.device == backend.device
     assert there.asarray(there.asarray(np.arange(3))).dtype == xp.int64
-
-
-# -- clocks ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_host_has_no_device_time_and_no_limit():

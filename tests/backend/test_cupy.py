@@ -1,7 +1,5 @@
 """What only a GPU can show: the numbers of NumPy, memory within its limit, the law of its draws, waits, events that time it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -86,9 +84,6 @@ def test_tf32_is_what_was_asked_for(tf32):
         assert 1e-5 < error < 1e-2
 
 
-# -- several chunks, several blocks --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("parts", "alpha", "dimension"), PROBLEMS)
 def test_chunks_change_nothing(monkeypatch, parts, alpha, dimension):
     problem = Problem(*parts)
@@ -117,9 +112,6 @@ def test_blocks_that_do_not_fit_are_drawn_anew(monkeypatch):
     np.testing.assert_array_equal(to_host(anew.labels), to_host(resident.labels))
 
 
-# -- draws ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_law_of_the_draws_is_standard_normal_and_that_of_the_seed():
     seed = np.random.SeedSequence(7, spawn_key=(1, 2))
     draw = get_backend("cupy").standard_normal(seed)
@@ -130,9 +122,6 @@ def test_the_law_of_the_draws_is_standard_normal_and_that_of_the_seed():
     key = seed.generate_state(2, np.uint64)
     np.testing.assert_allclose(first, by_numpy(key, len(first)), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(second, by_numpy(key, len(first), -(-len(first) // 4)), rtol=1e-12, atol=1e-12)
-
-
-# -- rows, rescue, waits -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [SUITE, ATTENTION])
@@ -176,9 +165,6 @@ def test_waits_of_an_iteration(monkeypatch, parts, alpha, dimension):
     _, info = gamp.step(problem, data, state)
     readings.read(info)
     assert 2 <= len(waits) <= 6
-
-
-# -- kernels -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("components", [1, 2, 5])

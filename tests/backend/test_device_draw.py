@@ -1,7 +1,5 @@
 """Inputs drawn on a device: the right law, one instance for all chunkings and precisions, and a key of their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -102,9 +100,6 @@ def test_data_of_an_instance_on_the_device_is_not_moved(backend):
     inputs, labels = data.fresh(np.random.default_rng(0), 3)
     assert_placed(inputs, backend, (3, 2, 20))
     assert_placed(labels, backend, (3, 1, 2))
-
-
-# -- in a suite ---------------------------------------------------------------------------------------------------
 
 
 def keys(tmp_path, *overrides):

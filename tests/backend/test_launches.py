@@ -1,7 +1,5 @@
 """How often an iteration of GAMP calls a device, and how often it waits for one: held, so that it does not grow unnoticed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax import two_layers

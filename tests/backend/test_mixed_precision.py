@@ -1,7 +1,5 @@
 """Inputs stored in float32, all else in float64: what is stored, what comes out of it, and how far that is from float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

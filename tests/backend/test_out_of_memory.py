@@ -1,7 +1,5 @@
 """A device that runs out of memory: the cell runs again with smaller chunks, says so, and finds the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

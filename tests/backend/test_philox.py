@@ -1,7 +1,5 @@
 """The kernel that draws normal numbers on a GPU, compiled for the host: NumPy's bits, the right law, and all of the seed."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

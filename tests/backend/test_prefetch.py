@@ -1,7 +1,5 @@
 """Transfers that overlap with computing: in the right order, never into memory that is still used, pinned once."""
 
-from __future__ import annotations
-
 import types
 import weakref
 

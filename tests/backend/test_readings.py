@@ -1,7 +1,5 @@
 """What an iteration reports is read together, from the host and from a device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

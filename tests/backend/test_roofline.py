@@ -1,7 +1,5 @@
 """Ceilings: measured, remembered, and the fraction of them that a run reaches."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -63,9 +61,6 @@ def test_a_home_that_cannot_be_written_to_is_no_obstacle(quick, monkeypatch):
     quick.write_text("a file where a folder should be")
     assert measure()["bandwidth"] > 0
     assert remembered() is None
-
-
-# -- fractions --------------------------------------------------------------------------------------------------------
 
 
 def test_the_slower_of_the_two_bounds():

@@ -1,7 +1,5 @@
 """Single precision: stays single, and finds what double precision finds, to the digits it has."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Inputs that stay on the host give the same results, and are used exactly where the others would not fit."""
 
-from __future__ import annotations
-
 import array_api_compat
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """``--backend torch``: the same cells as on NumPy, to rounding. Skipped where PyTorch is not installed."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -10,8 +10,6 @@ all that are. Of several runs the best of each benchmark counts.
 Exit code 1 if any benchmark is slower by more than the limit, 2 if there is nothing to compare.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Benchmarks as ratios: every kernel is timed in turn with a piece of work that only measures the machine."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import NamedTuple

@@ -5,8 +5,6 @@ default is large enough to be in no cache. SMIMBENCH_NO_TIME_LIMITS=1 only sees 
 SMIMBENCH_BENCH_NUMBERS it measures, and does not judge.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess
@@ -160,9 +158,6 @@ def test_two_layers(benchmark, judge):
     if judge:
         assert np.mean(times) <= 0.025
         assert max(times) <= 0.060
-
-
-# -- start-up and overhead ----------------------------------------------------------------------------------------------
 
 
 def child_seconds(*call, rounds=5) -> float:

@@ -6,8 +6,6 @@
 On a busy machine give several runs: ``compare.py now.json again.json`` takes the best of each.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax import information as over_labels
@@ -131,8 +129,6 @@ def test_node(ratio, layers, overlaps):
 
     assert ratio(evaluate, "exp") > 0
 
-
-# -- does the watch watch? ----------------------------------------------------------------------------------------------
 
 INJECTED = [
     ("attention softmax", "forward"),

@@ -7,8 +7,6 @@ where that has been done before.
     SMIMBENCH_BENCH_CURVES=1 python -m pytest -o addopts=--import-mode=importlib tests/benchmarks/test_bench_theory.py
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

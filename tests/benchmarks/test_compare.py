@@ -1,7 +1,5 @@
 """The comparison of benchmark runs with the committed baseline."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Linear channels of both models against dense Gaussian conditioning and Monte Carlo."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Perceptrons: Q(alpha) by SciPy's quadrature, and deep tails."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Priors given by a density, a spectrum or a denoiser alone, against closed forms and laws that are coded here."""
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -200,9 +198,6 @@ def test_a_density_on_every_namespace(backend):
     assert (np.abs(host) < np.abs(np.linspace(-2, 2, 10))).all()
 
 
-# -- spectra ----------------------------------------------------------------------------------------------------------
-
-
 class Spectrum(Prior):
     name = "spectrum"
 
@@ -259,9 +254,6 @@ def test_a_few_eigenvalues_are_the_law_itself(rng, information):
     claimed = float(prior.overlap(np.array([[information]])).V[0, 0])
     assert float(found.V[0, 0]) == pytest.approx(claimed, rel=1e-3)
     assert ((found.estimate - S) ** 2).sum() / 400 == pytest.approx(claimed, rel=0.05, abs=2e-4)
-
-
-# -- simulations ------------------------------------------------------------------------------------------------------
 
 
 class Signs(Prior):
@@ -359,9 +351,6 @@ def test_a_matrix_by_its_sampler_and_denoiser():
     found = prior.overlap(INFORMATION[:, None, None])
     assert found.V[:, 0, 0] == pytest.approx(1 / (1 + INFORMATION), rel=0.02)
     assert found.Q[:, 0, 0] == pytest.approx(INFORMATION / (1 + INFORMATION), rel=0.02)
-
-
-# -- gradients and refusals ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Channels given by their likelihood alone, against closed forms that are coded here."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -113,9 +111,6 @@ def low_rank(channel) -> Problem:
     return Problem({"name": "sequence-multi-index", "tokens": 1}, channel.name, "gaussian", registry=registry)
 
 
-# -- posterior ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("P", "C", "noise"), [(1, 1, 1e-3), (1, 1, 2.0), (1, 3, 0.05), (2, 2, 0.5), (3, 2, 0.05), (3, 4, 0.5)]
 )
@@ -182,9 +177,6 @@ def test_every_namespace(backend):
     assert_placed(channel.log_partition(y, omega, V), backend, (9,))
     plain = channel.posterior(to_host(y), host, np.array([[0.5]]))
     assert np.abs(to_host(found.mean) - plain.mean).max() < 1e-9
-
-
-# -- state evolution ----------------------------------------------------------------------------------------------
 
 
 def sign_information(Q: float, V: float, noise: float = 0.0) -> float:
@@ -281,9 +273,6 @@ def test_labels_that_are_drawn_inform_as_they_should():
     assert (np.abs(found.value - exact) < 6 * found.error + 1e-3).all()
 
 
-# -- what is derived beside it --------------------------------------------------------------------------------------
-
-
 def test_a_gradient_by_differences_and_predictions_without_noise(rng):
     z = rng.standard_normal((30, 1, 1))
     probit = IntegratedChannel(Probit(0.5), 1)
@@ -346,9 +335,6 @@ class Product(Sum):
 )
 def test_the_symmetry_is_found_where_it_is_not_given(what):
     assert IntegratedChannel(Product(what), 1).symmetry == what
-
-
-# -- what cannot be done is said in one line ------------------------------------------------------------------------
 
 
 class Exact(Modulus):

@@ -1,7 +1,5 @@
 """Commands of README and of the site: all are understood as they are printed, those of the start page run in their order."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """The examples in docstrings run."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The reference page is generated from the base classes, the optional members are few, and links lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import re
 
@@ -45,9 +43,6 @@ def test_the_tutorials_use_the_checks_that_exist():
     for file in PAGES:
         for name in re.findall(r"--only (\w+)(?![\w=])", (DOCS / file).read_text(encoding="utf-8")):
             assert name in known, f"{file}: {name}"
-
-
-# -- optional members -----------------------------------------------------------------------------------------------
 
 
 def test_optional_members_are_few_and_say_what_happens_without_them():

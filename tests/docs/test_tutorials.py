@@ -1,7 +1,5 @@
 """Every block of the tutorials runs, in order, as it is printed: files are written, commands given, assertions hold."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

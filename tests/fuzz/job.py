@@ -8,8 +8,6 @@ wall, if what it prints holds a control character or a formula, or if a file app
 take ``MEMORY`` bytes in all.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv

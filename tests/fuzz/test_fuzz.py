@@ -1,7 +1,5 @@
 """The fuzzing job, small: its full size is run by hand (``python tests/fuzz/job.py --cases 100000``)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

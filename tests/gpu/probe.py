@@ -3,8 +3,6 @@
 PROBE_SCALE below 1 makes all sizes smaller, for a rehearsal.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -8,8 +8,6 @@ same machine: of the rate of large matrix products, or of reading memory, whiche
 eigendecomposition is its time alone (probe.py) over the time of an iteration.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The table of a GPU's results, made from records of the host."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The small data types that pass between engine and items."""
 
-from __future__ import annotations
-
 import pickle
 
 from smimbench.interfaces import Info

@@ -1,7 +1,5 @@
 """Calibration and cosine: definitions on hand-made estimates, and runs of finite size next to theory."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The Nishimori ratio: 1 at a posterior mean that is exact, and what an estimate of the wrong length makes of it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """AttentionIndexed against sums written out entry by entry, and its own transposes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attention-indexed models of one token: networks with a quadratic activation and extensive width."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from smimbench_algorithms.gamp import Gamp

@@ -1,7 +1,5 @@
 """What a model says about itself: low or extensive rank, and all that depends on it."""
 
-from __future__ import annotations
-
 import pytest
 from smimbench_models.attention_indexed import AttentionIndexed
 from smimbench_models.sequence_multi_index import SequenceMultiIndex

@@ -1,7 +1,5 @@
 """The kernels for inputs in float32 and sums in float64, compiled for the host."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

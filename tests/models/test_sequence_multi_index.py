@@ -1,7 +1,5 @@
 """SequenceMultiIndex against einsum, its transpose, and symmetries against a search of the group."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

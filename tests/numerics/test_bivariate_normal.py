@@ -1,7 +1,5 @@
 """log Phi2 and its derivatives against closed forms, one-dimensional integrals and finite differences."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """FreeConvolution against closed forms, polynomial roots, free cumulants and random matrices."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Functions of symmetric matrices against SciPy's, on every backend."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.linalg

@@ -1,7 +1,5 @@
 """Adaptive Gaussian integrals on many lines, against closed forms of truncated, tilted and mixed normal laws."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scatter at a mask against NumPy's assignment, on every backend."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

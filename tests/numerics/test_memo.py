@@ -1,7 +1,5 @@
 """Results that are kept: by the entries of arrays, and beside an object."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

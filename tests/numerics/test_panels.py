@@ -1,7 +1,5 @@
 """Values by panels of Chebyshev polynomials against the function itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Quasi-random points: one door, equal names equal points, moments."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

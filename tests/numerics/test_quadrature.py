@@ -1,7 +1,5 @@
 """Gauss rules on polynomials that they integrate exactly."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

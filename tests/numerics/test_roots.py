@@ -1,7 +1,5 @@
 """Roots in brackets, against closed forms and SciPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

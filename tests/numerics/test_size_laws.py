@@ -1,7 +1,5 @@
 """Extrapolation in the size: known laws, honest errors, laws that are rejected, and what no fit may be made of."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

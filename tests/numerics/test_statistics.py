@@ -1,7 +1,5 @@
 """Control variates: an unbiased mean, an honest error, and controls that are degenerate."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The Gaussian prior against linear regression in exact arithmetic, joint covariances and draws."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The Wishart prior against the cubic for g, quadrature in x, subordination, limits and random matrices."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Instances: the same bits for everybody; metrics: blind to what no label can see."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys
@@ -34,9 +32,6 @@ def bits(instance) -> str:
     """Digest of everything an algorithm may see, and of the teacher."""
     parts = [np.ascontiguousarray(a).tobytes() for a in (instance.signal, instance.inputs, instance.labels)]
     return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
-# -- seeds --------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_request_gives_the_same_bits(problem):
@@ -119,9 +114,6 @@ def test_the_number_of_chunks_does_not_change_the_draw(problem, monkeypatch):
     np.testing.assert_allclose(whole.labels, parts.labels, rtol=1e-12, atol=1e-12)
 
 
-# -- the same instance for every algorithm, backend and dtype -----------------------------------------------------
-
-
 def test_every_backend_sees_the_same_bits(problem, backend):
     instance = problem.instance(0.8, 20)
     before = bits(instance)
@@ -165,9 +157,6 @@ def test_the_sample_ratio_is_the_one_really_used():
     assert instance.inputs.shape == (23, 3, 15)
     assert instance.sample_ratio == pytest.approx(23 / 225, rel=1e-15)
     assert Problem(*LINEAR).instance(1e-9, 30).inputs.shape[0] == 1
-
-
-# -- metrics ------------------------------------------------------------------------------------------------------
 
 
 def test_the_teacher_scores_zero_and_the_prior_mean_one(problem, backend):
@@ -224,9 +213,6 @@ def test_the_teacher_is_moved_to_a_device_once(backend):
     assert len(instance.__dict__.get("_teacher", {})) == (0 if backend.name == "numpy" else 1)
 
 
-# -- starts -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("informed", [True, False])
 def test_a_start_holds_what_it_claims(problem, informed):
     """Informed: overlap with the teacher equals that with itself equals the claim. Uninformed: with the teacher, none."""
@@ -249,9 +235,6 @@ def test_a_start_lies_on_the_backend(backend):
     host = problem.start(instance, 3.0, np.random.default_rng(1), get_backend("numpy"), informed=True)
     np.testing.assert_allclose(to_host(start.estimate), host.estimate, atol=1e-12)
     assert instance.data(backend, start).start is start
-
-
-# -- putting a problem together -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Algorithms that are one function, and items of a drop-in file that give as little as they may, up to the table."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -234,9 +232,6 @@ def test_an_item_that_lacks_something_is_refused_in_one_line(tmp_path, kind, bod
     assert plugin.failed
     assert message in plugin.problems[0]
     assert "\n" not in plugin.problems[0]
-
-
-# -- plans --------------------------------------------------------------------------------------------------------
 
 
 class Steps(Algorithm):

@@ -1,7 +1,5 @@
 """Plugins in ``./plugins`` run when a suite asks for them and at no other time; broken company does no harm to a run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Plugins that are broken, misspelled or claim a name twice are reported and harm nothing else."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -27,9 +25,6 @@ def plugin_of(registry: Registry, name: str):
 
 def built_in_names(registry: Registry) -> set[tuple[str, str]]:
     return {(entry.kind, entry.name) for entry in registry.entries() if entry.distribution == BUILT_IN}
-
-
-# -- what ships ---------------------------------------------------------------------------------------------------
 
 
 def test_everything_that_ships_comes_through_entry_points():
@@ -65,9 +60,6 @@ def test_without_installation_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
     with pytest.raises(RegistryError, match="pip install"):
         Registry()
-
-
-# -- installed packages -------------------------------------------------------------------------------------------
 
 
 def test_an_installed_package_is_found_and_named(site):
@@ -160,9 +152,6 @@ def test_a_package_cannot_take_a_built_in_name_and_may_share_one_with_another_mo
     assert all(entry.summary for entry in entries)
 
 
-# -- drop-ins -----------------------------------------------------------------------------------------------------
-
-
 def test_files_folders_and_packages_are_loaded_unless_third_parties_are_shut_out(site, tmp_path):
     (tmp_path / "mine.py").write_text(CHANNEL)
     (tmp_path / "bad.py").write_text("1 / 0")
@@ -208,9 +197,6 @@ def test_the_environment_names_drop_ins(tmp_path, monkeypatch):
         assert not {entry.name for entry in get_registry().entries("channel")} & {"twice", "thrice"}
     finally:
         set_registry(None)
-
-
-# -- asking -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

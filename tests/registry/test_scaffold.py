@@ -1,7 +1,5 @@
 """``smimbench new``: packages that work as they are written, and refusals that say what would be right."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

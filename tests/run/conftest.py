@@ -1,7 +1,5 @@
 """All that ships and the faulty algorithms of the tests, as this process and its workers know them."""
 
-from __future__ import annotations
-
 import pytest
 
 from smimbench.registry.registry import Registry, set_registry

@@ -1,7 +1,5 @@
 """Cells to records: whatever happens there is a record, and how cells are spread over processes changes no bit."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -96,9 +94,6 @@ def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
     assert alone.stdout.strip() == machine.fingerprint()
 
 
-# -- a record always comes back -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("algorithm", "status", "reason"),
     [
@@ -168,9 +163,6 @@ def test_a_different_seed_starts_the_algorithm_elsewhere_and_a_restart_does_too(
     assert len({tuple(v) for v in seen}) == len(seen)
 
 
-# -- what is missing ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_to_resume_is_a_set_difference(tmp_path, registry):
     cells = cells_of(tmp_path, registry, "quiet", "gamp")
@@ -210,9 +202,6 @@ def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(tmp_p
     monkeypatch.setattr(machine, "fingerprint", lambda: "elsewhere")
     assert missing_cells(cells, records, timing=True) == cells
     assert missing_cells(cells, records) == []
-
-
-# -- processes ----------------------------------------------------------------------------------------------------
 
 
 def test_serial_and_parallel_agree_bit_for_bit(tmp_path, registry):
@@ -258,9 +247,6 @@ def test_a_process_that_dies_takes_only_its_own_cell(tmp_path, registry):
     (dead,) = fatal
     assert "worker process died" in records[dead]["reason"]
     assert missing_cells(cells, records) == []
-
-
-# -- plugins that do what they should not: each harms itself alone, and what it did is said -------------------------
 
 
 @pytest.mark.parametrize(
@@ -325,9 +311,6 @@ def test_data_are_handed_out_without_copies(tmp_path, registry):
     assert not data.labels.flags.writeable
 
 
-# -- starts -------------------------------------------------------------------------------------------------------
-
-
 def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
     plain, informed = (
         run_cell(cells_of(tmp_path, registry, "gamp", **{"run.start": s, "grid.dimension": 200})[0], registry=registry)
@@ -336,9 +319,6 @@ def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
     first = [record["trajectory"]["mse"][0][0] for record in (plain, informed)]
     assert first[0] == pytest.approx(1.0, abs=0.3)
     assert first[1] == pytest.approx(1 - INFORMED_OVERLAP, abs=0.05)
-
-
-# -- cost ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_cost_grows_with_the_work(tmp_path, registry):

@@ -1,7 +1,5 @@
 """Changed code of somebody's item under an unchanged version is said, and its results are not mixed."""
 
-from __future__ import annotations
-
 import json
 import sys
 

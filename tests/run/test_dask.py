@@ -1,7 +1,5 @@
 """Cells on a Dask cluster on loopback, whose workers and scheduler die."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Solving elsewhere: an instance goes out, an estimate comes back as a row."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -216,9 +214,6 @@ def test_many_estimates_are_one_row_for_each_sample_ratio(tmp_path, capsys):
     code, _, err = call(capsys, "score", suite, *options, *options[:2])
     assert code == 2
     assert "too few points of this suite: 4 for 5 estimates" in err
-
-
-# -- kept beside the cells --------------------------------------------------------------------------------------------
 
 
 def scored(folder, capsys, suite, label, *options, value=0.0):

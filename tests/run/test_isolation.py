@@ -1,7 +1,5 @@
 """What the code of one distribution does to its process, cells of others never see."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """SIGKILL at random moments: nothing that was finished is lost, and the end is the same as if nothing had happened."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

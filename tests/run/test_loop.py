@@ -1,7 +1,5 @@
 """The loop, driven by tiny algorithms whose every number is scripted."""
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -88,9 +86,6 @@ def claims(predicted_overlap, self_overlap=None, squared_step=0.0, residual=1.0,
     """An Info of one component."""
     own = predicted_overlap if self_overlap is None else self_overlap
     return Info(residual, *(np.array([value]) for value in (predicted_overlap, own, squared_step)), **more)
-
-
-# -- how a run ends -----------------------------------------------------------------------------------------------
 
 
 def finite(where, bad):
@@ -257,9 +252,6 @@ def test_a_rule_may_be_stricter_or_laxer(problem, instance):
     assert go(problem, instance, script).status is Status.OK
 
 
-# -- claims and the one restart -----------------------------------------------------------------------------------
-
-
 def test_the_information_of_what_is_not_learned_is_no_claim():
     """Below weak recovery both estimates of the information are noise, and the floor of one is far below the other."""
     problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
@@ -368,9 +360,6 @@ def test_warnings_are_kept_once_and_survive_a_restart(problem, instance):
     assert result.warnings == ["first", "second"]
 
 
-# -- the clock ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def slow_metrics(monkeypatch):
     """Metrics that would take a thousand seconds each."""
@@ -411,9 +400,6 @@ def test_time_lost_before_a_restart_is_counted_apart(problem, instance, slow_met
     result = go(problem, instance, bold, slow_metrics)
     assert result.lost_seconds == pytest.approx(2.5)
     assert result.clock.seconds == pytest.approx(0.5)
-
-
-# -- the trajectory -----------------------------------------------------------------------------------------------
 
 
 def test_every_iteration_of_a_short_run_is_logged_and_the_last_one_is_the_result(problem, instance):

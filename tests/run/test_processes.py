@@ -1,7 +1,5 @@
 """Cells under watch from outside: what ends a process, or does not end, is a record, and its siblings run as if alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

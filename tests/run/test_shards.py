@@ -1,7 +1,5 @@
 """Parts of a suite that know nothing of each other, and runs that share a folder: together they are the serial run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Records appear whole or not at all, and what cannot be trusted is set aside, never used and never deleted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -79,9 +77,6 @@ def test_numbers_that_json_cannot_hold_become_null_and_come_back_as_nan(tmp_path
     assert path["residual"][1] == 0.5
 
 
-# -- trajectories -------------------------------------------------------------------------------------------------
-
-
 def long_path(count: int = LONG + 1):
     rng = np.random.default_rng(1)
     return {
@@ -115,9 +110,6 @@ def test_a_trajectory_that_was_changed_or_lost_is_not_used(tmp_path):
     path.unlink()
     assert store.trajectory(found) is None
     assert "missing" in store.complaints[-1]
-
-
-# -- atomic -------------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
@@ -178,9 +170,6 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot write"):
         Store(tmp_path / "file" / "results").write(record())
-
-
-# -- what cannot be trusted ---------------------------------------------------------------------------------------
 
 
 def _edit(change, *, seal=False):
@@ -271,9 +260,6 @@ def test_retired_records_are_moved_not_deleted(tmp_path):
     store.write(record("aaaa", trajectory=long_path(LONG + 50)))
     assert set(store.load()) == {key("aaaa"), key("bbbb")}
     assert kept[".npz"].read_bytes() == before
-
-
-# -- timings and what is shared -----------------------------------------------------------------------------------
 
 
 def test_a_trusted_timing_is_a_file_of_its_own_per_machine(tmp_path):

@@ -1,7 +1,5 @@
 """Theory of strangers' items: solved in a process that may die or hang, with the numbers that it always has."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """Results as evidence: a digit that was changed is named, wrong cells and wrong theory are found, the schema is published."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

@@ -1,7 +1,5 @@
 """A suite that extends another is the other with changes, also where its results are read and the other is gone."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 

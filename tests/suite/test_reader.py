@@ -1,7 +1,5 @@
 """Suites: what is read, and one clear line for everything that cannot be."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -155,9 +153,6 @@ def test_from_a_shell_it_is_the_same_line(tmp_path):
     assert done.stderr == f"smimbench: {path}: problem.prior.rho: must be a finite number >= 0, got -0.5\n"
 
 
-# -- what a sound suite becomes -----------------------------------------------------------------------------------
-
-
 def test_cells_are_the_product_with_replicates_outermost(tmp_path):
     suite = load_suite(write_suite(tmp_path))
     cells = suite.cells()
@@ -291,9 +286,6 @@ def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
     assert problem.channel.gain == 3.0
 
 
-# -- --set and --only ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("override", "read", "value"),
     [
@@ -360,9 +352,6 @@ def test_pairs_of_numbers_are_lists_in_a_suite(tmp_path):
     assert cell.algorithm["surrogate_beta"] == [1.0, 8.0]
 
 
-# -- what ships ---------------------------------------------------------------------------------------------------
-
-
 def test_every_shipped_suite_is_sound_and_says_what_it_is():
     suites = shipped_suites()
     assert "quickstart" in suites
@@ -398,9 +387,6 @@ def test_replicates_may_differ_from_dimension_to_dimension(tmp_path):
         load_suite(write_suite(tmp_path, text.replace("[4, 2, 1]", "[4, 2]")))
     with pytest.raises(SuiteError, match=r"grid.seeds.*used by no problem"):
         load_suite(write_suite(tmp_path, text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]")))
-
-
-# -- what is appended ---------------------------------------------------------------------------------------------
 
 
 def test_an_algorithm_is_appended_and_set_reaches_into_it(tmp_path):

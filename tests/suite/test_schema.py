@@ -1,7 +1,5 @@
 """The typed tables of a suite: complete, documented, and the only place where a key is declared."""
 
-from __future__ import annotations
-
 import runpy
 
 import pytest

@@ -1,7 +1,5 @@
 """Numbers that no memory or no time would do for are refused before either is spent."""
 
-from __future__ import annotations
-
 import resource
 import time
 

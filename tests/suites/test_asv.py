@@ -1,7 +1,5 @@
 """The asv benchmarks run on this commit, notice a bias of 2%, and their site needs no network."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import io
@@ -182,8 +180,6 @@ def test_a_biased_posterior_is_flagged(benchmarks, monkeypatch):
     track.setup(problem, 0.5)
     assert flagged(before, track.track_slope(problem, 0.5))
 
-
-# -- the site -----------------------------------------------------------------------------------------------------------
 
 INDEX = """<html><head>
 <script src="https://code.jquery.com/jquery-3.3.1.min.js" integrity="sha256-x" crossorigin="anonymous"></script>

@@ -1,7 +1,5 @@
 """Values of other groups stand beside theory within their tolerance, or a remark says why they do not."""
 
-from __future__ import annotations
-
 import smimbench
 
 

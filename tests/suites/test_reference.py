@@ -1,7 +1,5 @@
 """The committed reference of the shipped suites: whole, small, of suites that exist, with theory that is what the code says."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from xml.etree import ElementTree

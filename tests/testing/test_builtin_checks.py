@@ -1,7 +1,5 @@
 """Everything that ships passes the checks that third parties are asked to pass."""
 
-from __future__ import annotations
-
 from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.testing import all_checks, contexts, parametrize_with_checks
 from smimbench.testing.context import instantiate, kind_of

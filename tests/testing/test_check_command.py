@@ -1,7 +1,5 @@
 """``smimbench check``, ``smimbench.testing.check`` and the decorator, as a third party uses them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

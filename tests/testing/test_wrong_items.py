@@ -1,7 +1,5 @@
 """Items that are wrong in one way each: the check that is there for it fails, says what is wrong, and no other does."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import math

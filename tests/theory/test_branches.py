@@ -1,7 +1,5 @@
 """State evolution of several components: toy channels whose curves and thresholds are known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import optimize
@@ -295,9 +293,6 @@ def test_matrices_of_small_width_leave_the_prior_mean_at_a_finite_information():
         np.testing.assert_allclose(np.diagonal(prediction.V), expected, atol=2e-4)
 
 
-# -- channels without formulas ----------------------------------------------------------------------------------------
-
-
 class Sampled(Channel):
     """Two independent directions, each seen on two sites up to its sign, with a posterior in place of formulas."""
 
@@ -368,9 +363,6 @@ def test_linear_response_of_directions_that_mix():
     radius = np.abs(np.linalg.eigvals(value.reshape(4, 4))).max()
     assert radius == pytest.approx(6.0, rel=0.02)
     assert error.max() < 0.1
-
-
-# -- branches that are iterated ---------------------------------------------------------------------------------------
 
 
 def test_free_entropy_between_two_overlaps_does_not_depend_on_the_way():

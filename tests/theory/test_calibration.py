@@ -1,7 +1,5 @@
 """Stated errors of what labels tell, against plain draws: all shipped channels, from nearly nothing known to nearly all."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

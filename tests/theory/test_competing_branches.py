@@ -1,7 +1,5 @@
 """Noiseless labels: counting decides whether perfect recovery is optimal, linearisation whether it is stable."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """No theory is printed of a channel or prior that contradicts itself: mutants of the shipped items, each wrong in its own way."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """The curve of fixed points against plain draws: teacher, label, posterior, mean square of g, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Errors of prediction against exact values, and what their stated errors hold."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

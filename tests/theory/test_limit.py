@@ -1,7 +1,5 @@
 """Metrics of an estimate from its overlaps alone, and what is asked of an algorithm's own theory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Fixed points found with rough values, and few accurate ones: against the accurate recursion alone, and closed forms."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from smimbench_algorithms.gamp.theory import information_along

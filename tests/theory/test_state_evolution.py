@@ -4,8 +4,6 @@ Every fixed point lies on a curve that is known in parametric form, so the refer
 (or the noise), compute the sample ratio that belongs to it, and ask the package for that sample ratio.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -36,9 +34,6 @@ def sequence(tokens=2, channel="softmax", **parameters) -> Problem:
 def point(problem: Problem, alpha: float):
     """The prediction that the package puts first."""
     return ScalarCurve(problem).competing([alpha])[0][0]
-
-
-# -- the Wishart denoiser's error, by adaptive quadrature of the cube of the density ------------------------------
 
 
 def wishart_error(noise: float, rho: float) -> float:
@@ -165,9 +160,6 @@ def test_more_samples_never_hurt():
         assert errors[0] == pytest.approx(1, abs=0.2)
 
 
-# -- sequence-multi-index -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 4])
 @pytest.mark.parametrize("noise", [0.0, 0.01, 1.0])
 def test_sequence_linear_is_ridge_regression(tokens, noise):
@@ -228,9 +220,6 @@ def test_sequence_softmax_thresholds(tokens):
 
 def test_a_known_value():
     assert float(point(sequence(2), 0.3).Q[0, 0]) == pytest.approx(0.26801, abs=6e-6)
-
-
-# -- the fallback: channels without a closed form -----------------------------------------------------------------
 
 
 class Bare(Channel):
@@ -303,9 +292,6 @@ def test_a_curve_that_was_sampled_says_so_and_holds_its_error():
     assert found["weak_recovery"]["value"] == pytest.approx(1 / 6, abs=max(0.01, 4 * found["weak_recovery"]["error"]))
 
 
-# -- two branches -------------------------------------------------------------------------------------------------
-
-
 class Cubic(Channel):
     """Not a channel but an information with a closed-form potential: ``I(Q) = a + b Q^2``, so that alpha(Q) is S-shaped."""
 
@@ -363,9 +349,6 @@ def test_branches_and_their_free_entropies_follow_the_potential(s_shaped):
             assert prediction.free_entropy == pytest.approx(channel.free_entropy(expected, alpha), abs=2e-4)
     assert [p.branch for p in curve.competing([0.9 * bottom])[0]] == ["unique"]
     assert [p.branch for p in curve.competing([1.1 * top])[0]] == ["unique"]
-
-
-# -- asking -------------------------------------------------------------------------------------------------------
 
 
 def test_the_order_of_the_question_does_not_change_the_answer():

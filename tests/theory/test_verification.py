@@ -1,7 +1,5 @@
 """Points of theory against plain draws: right ones hold, wrong ones do not."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

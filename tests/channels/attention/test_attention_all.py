@@ -1,7 +1,5 @@
 """What every attention channel has in common: each channel, at several overlaps, against identities that hold for all of them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

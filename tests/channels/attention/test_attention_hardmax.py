@@ -1,7 +1,5 @@
 """Two-token hardmax against dense integrals, rejection sampling, identities of Bayes and limits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -72,9 +70,6 @@ def integrated(y, omega, v, half=10.0):
     return total, mean, second
 
 
-# -- labels ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tokens", [2, 3, 5, 16])
 def test_labels_are_the_row_maxima(tokens, rng, backend):
     channel = AttentionHardmax(tokens=tokens)
@@ -91,9 +86,6 @@ def test_labels_are_the_row_maxima(tokens, rng, backend):
     np.testing.assert_array_equal(hot.sum(-1), 1)
     with pytest.raises(ValueError, match="shape"):
         channel.forward(backend.asarray(z[:, :, 1:]))
-
-
-# -- posterior ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("q", "v"), [(0.0, 1.0), (0.7, 0.8), (1.4, 0.1), (1.5, 1e-4)])
@@ -139,9 +131,6 @@ def test_deep_in_the_tail_the_mean_is_the_projection():
         assert found.covariance[0, 0] == pytest.approx(v * 2 / 3, rel=1e-3)
 
 
-# -- identities of Bayes ------------------------------------------------------------
-
-
 def margins(y, omega, v):
     """Margins of the two rows in standard deviations, and the directions in which the label pushes z."""
     signs = np.stack([np.where(y[:, 0] == 0, 1, -1), np.where(y[:, 1] == 1, 1, -1)], axis=1)
@@ -180,9 +169,6 @@ def test_nishimori_holds_and_catches_the_ratio_formula(q, v, rng):
     score = (spread.mean() - found.covariance[0, 0]) / (spread.std() / math.sqrt(len(spread)))
     assert abs(score) < 4
     assert abs(nishimori_score(ratio_posterior(y, omega, v), y, omega, z, v)) > 10
-
-
-# -- information ------------------------------------------------------------
 
 
 def information_by_quad(q, v):
@@ -263,9 +249,6 @@ def test_information_of_a_batch(backend):
     q = np.array([1.2 - 1e-9, 1.2 + 1e-9])[:, None, None]
     pair = PAIR.information(q, np.ones_like(q)).value
     assert pair[1, 0, 0] == pytest.approx(pair[0, 0, 0], rel=1e-8)
-
-
-# -- prediction of new labels ------------------------------------------------------------
 
 
 def test_generalization_error_in_closed_form(backend):

@@ -1,7 +1,5 @@
 """Hardmax with three or more tokens: exact integration and Gibbs against rejection, sums over labels and Bayes."""
 
-from __future__ import annotations
-
 import math
 from itertools import permutations, product
 

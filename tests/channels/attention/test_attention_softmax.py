@@ -1,7 +1,5 @@
 """One-layer softmax against dense Gaussian conditioning, wide decimals, plain integration and its limits."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Two layers of attention against dense integrals over the first layer's margins, and identities of Bayes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -102,9 +100,6 @@ def dense(channel, phi, omega, v1, v2, points=300):
     return log_z, mean.reshape(2, 3), second
 
 
-# -- labels ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("beta", "skip"), [(1.0, 1.0), (2.0, 0.3), (0.5, 0.0)])
 def test_labels_follow_the_definition(beta, skip, backend, rng):
     channel = TwoLayerAttention(beta, skip)
@@ -127,8 +122,6 @@ def test_margins_survive_saturation(rng):
         M = B @ matrix_of(z[i, 1] * SCALE) @ B.T
         np.testing.assert_allclose(phi[i], [M[0, 0] - M[0, 1], M[1, 1] - M[0, 1]], rtol=1e-9, atol=1e-9)
 
-
-# -- posterior -------------------------------------------------------------------------------------------
 
 CASES = [
     (1.0, 1.0, 1.0, 1.0),
@@ -255,9 +248,6 @@ def test_refuses_variances_that_are_none(V):
     channel = TwoLayerAttention()
     with pytest.raises(ValueError, match="positive definite"):
         channel.posterior(np.zeros((1, 2, 2)), np.zeros((1, 2, 3)), np.array(V))
-
-
-# -- information -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("beta", "skip"), [(1.0, 1.0), (2.0, 0.0), (0.5, 2.0)])

@@ -1,7 +1,5 @@
 """Deep attention from its definition, draws on the Nishimori line, and posteriors of single labels by plain sums."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

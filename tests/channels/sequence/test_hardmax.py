@@ -1,7 +1,5 @@
 """Sequence hardmax against a grid, rejection, sums over all labels, Nishimori's identities and exact limits."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -215,9 +213,6 @@ def test_what_is_refused():
                 channel.posterior(y, omega, scalar(1))
     with pytest.raises(ValueError, match="shape"):
         channel.forward(np.zeros((4, 1, 2)))
-
-
-# -- two tokens: the information is exact, so sampling must agree within its own error
 
 
 def exact(s):

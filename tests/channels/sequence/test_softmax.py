@@ -1,7 +1,5 @@
 """Softmax channel of sequence multi-index models: labels, reverse mode, closed forms of a single layer."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -69,9 +67,6 @@ def test_vjp_is_the_complex_step_gradient(backend, rng, layers, tokens, skip):
     np.testing.assert_allclose(to_host(gradient), expected, rtol=1e-11, atol=1e-13)
 
 
-# --- from the label back to the output
-
-
 def aligned(u, truth):
     return u * np.sign(np.sum(u * truth, axis=-1, keepdims=True))
 
@@ -92,9 +87,6 @@ def test_label_without_contrast_is_finite():
     y = channel.forward(np.full((2, 1, 3), 0.7))
     posterior = channel.posterior(y, np.zeros((2, 1, 3)), np.eye(1))
     assert np.all(np.isfinite(posterior.mean))
-
-
-# --- one layer
 
 
 @pytest.mark.parametrize("tokens", [2, 3])
@@ -170,9 +162,6 @@ def test_one_layer_fixed_point():
         return q / ((1.0 - q) * phi) - 0.3
 
     assert optimize.brentq(excess, 0.01, 0.9) == pytest.approx(0.26801, abs=6e-6)
-
-
-# --- parameters
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The kernel of two layers as a device runs it: in plain Python, in Numba's simulator, and on a device where there is one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

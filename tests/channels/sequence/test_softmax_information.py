@@ -1,7 +1,5 @@
 """Information of deep attention: control variates, limits and identities."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax import SequenceSoftmax

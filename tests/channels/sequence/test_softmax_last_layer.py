@@ -1,7 +1,5 @@
 """Deep attention with few known layers: bilinear forms against brute-force integration, bounds, limits, identities."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Posteriors of two layers and more: quadrature and importance sampling against plain sums, each other, identities and limits."""
 
-from __future__ import annotations
-
 import decimal
 
 import numpy as np
