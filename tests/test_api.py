@@ -141,14 +141,6 @@ def test_the_lines_of_python_run(tmp_path, monkeypatch, capsys):
     assert shape == ["(150, 2, 500)\n"]
 
 
-def test_every_command_of_the_readme_exists(capsys):
-    from smimbench.cli.main import cli
-
-    named = set(re.findall(r"smimbench (\w+)", README + START)) - {"is", "draws", "and"}
-    verbs = {name for name in named if name in cli.commands}
-    assert {"run", "theory", "show", "list", "info", "plugins", "doctor"} <= verbs
-
-
 def test_files_that_the_readme_links_to_exist():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target

@@ -17,7 +17,7 @@ from smimbench.registry.parameters import build, parameters_of
 from smimbench.registry.registry import get_registry
 from smimbench.theory.limit import limit_point
 from smimbench.theory.predictions import solve
-from tests.helpers import attention, run_once, sequence
+from tests.helpers import attention, sequence
 from tests.stretched import stretched
 
 
@@ -116,19 +116,6 @@ def test_a_second_start_is_that_of_the_algorithm():
     assert cautious.students == 2
     assert cautious.of["damping"] == 0.6
     assert Averaged(of="adam").retry(problem, "diverged") is None
-
-
-def test_averaging_removes_spread():
-    """e_K = b + v / K: the error of the average is below that of its students, and more students are better."""
-    problem = attention()
-    instance = problem.instance(0.1, 40)
-    errors = {
-        K: run_once(problem, instance, Averaged(of={"name": "adam", "steps": 250}, students=K)).metrics["mse"][0]
-        for K in (1, 2, 8)
-    }
-    assert errors[8] < errors[2] < errors[1]
-    spread = (errors[1] - errors[8]) / (1 - 1 / 8)
-    assert errors[2] == pytest.approx(errors[1] - spread / 2, rel=0.25)
 
 
 def test_cell_knows_the_version_and_all_parameters_of_the_algorithm():

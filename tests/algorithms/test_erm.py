@@ -24,7 +24,7 @@ from tests.warped import MOMENTS, warped
 LINE, SIGN, PROBIT = sequence("linear", noise=0.3), sequence("sign", 1), sequence("probit", noise=0.5)
 
 
-@parametrize_with_checks([Erm(), Erm(loss="square", penalty=0.5)])
+@parametrize_with_checks([Erm(loss="square", penalty=0.5)])
 def test_contract(check):
     check()
 

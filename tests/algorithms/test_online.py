@@ -155,27 +155,6 @@ def test_runs_that_escape_from_nothing_follow_the_draws():
     assert error < 0.15 * point.mse
 
 
-def test_runs_follow_their_trajectory():
-    """Whole runs, from what they began with: 2% beside what chance does at D = 300."""
-    D, runs = 300, 8
-    algorithm = Sgd(learning_rate=0.02, batch=60, steps=80, online=True, loss="squared")
-    problem, curves, starts = LINE, [], []
-    for run in range(runs):
-        instance = problem.instance(0.01, D, run)
-        data = instance.data(get_backend())
-        state = algorithm.init(problem, data, np.random.default_rng(run))
-        starts.append(instance.overlaps(state.factor))
-        curve = []
-        for _ in range(80):
-            state, _ = algorithm.step(problem, data, state)
-            curve.append(instance.metrics(state.factor)["mse"][0])
-        curves.append(curve)
-    found = algorithm.theory(problem, 16.0, Conditions(dimension=D, starts=tuple(starts))).trajectory
-    wanted = np.interp(np.arange(1, 81), found["iteration"], np.ravel(found["mse"]))
-    error = np.std(curves, axis=0, ddof=1) / np.sqrt(runs)
-    assert (np.abs(np.mean(curves, axis=0) - wanted) < 0.02 * wanted + 4 * error).all()
-
-
 def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     """One softmax layer from an overlap of 0.3, large batches: within 4% from the start until 99% of the error is gone."""
     accuracy(monkeypatch, draws=(64, 64))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from smimbench_algorithms.gamp import Gamp
 from smimbench_algorithms.spectral import Spectral
-from smimbench_algorithms.spectral.limit import spectral_theory
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
@@ -59,19 +58,6 @@ def test_eigenvalues_are_kept_beside_their_theory():
     assert asymmetric.theory(LOW, 0.5).more[key] == pytest.approx([3.0], rel=0.01)
     assert key not in Spectral().theory(EXTENSIVE, 0.1).more
     assert key not in attempt(EXTENSIVE, Spectral(), 0.1, 10).final
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [Spectral(), Spectral(kind="asymmetric"), Spectral(regularisation=0.2)])
-def test_theory_has_the_form_of_a_point(algorithm):
-    point = algorithm.theory(LOW, 0.6).document()
-    assert set(point) >= {"alpha", "mse", "mse_error", "overlap", "branch", "method"}
-    expected = spectral_theory(LOW, 0.6, algorithm.kind or "symmetric", algorithm.regularisation or 0.01)
-    assert point["squared_cosine"] == np.diagonal(expected.overlap).tolist()
-    assert point["overlap"] == [[pytest.approx(expected.overlap[0, 0])]]
-    assert point["mse"] == pytest.approx(1 - point["overlap"][0][0])
-    two = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
-    assert len(algorithm.theory(two, 0.4).mse) == 2
 
 
 def test_gamp_goes_on_from_it():

@@ -13,7 +13,6 @@ from smimbench.problem import instance as instance_module
 from smimbench.run import cell as runner
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
-from tests.backend.steps import estimate
 from tests.backend.test_streaming import small
 from tests.conftest import assert_placed
 from tests.helpers import attention, sequence, write_suite
@@ -83,14 +82,6 @@ def test_what_does_not_fit_is_drawn_anew(monkeypatch, dtype):
     assert all(s.start % data.inputs.block == 0 for s in parts)
     with pytest.raises(TypeError, match="take slices"):
         data.inputs[...]
-
-
-def test_a_run_does_not_notice_that_inputs_are_drawn_anew(monkeypatch):
-    monkeypatch.setattr(instance_module, "DEVICE_BLOCK", 2 * 40 * 5)
-    found = [
-        estimate(LINEAR, LINEAR.instance(1.5, 40, device=small(limit)).data(small(limit)), 3) for limit in (10, 10**9)
-    ]
-    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-13)
 
 
 def test_data_of_an_instance_on_the_device_is_not_moved(backend):

@@ -1,7 +1,6 @@
 """Perceptrons: Q(alpha) by SciPy's quadrature, and deep tails."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,19 +86,6 @@ def test_labels_against_all_odds_keep_their_digits(u, noise):
     found = channel.posterior(np.ones((1, 1, 1)), np.full((1, 1, 1), omega), np.array([[V]]))
     assert found.mean[0, 0, 0] == pytest.approx(mean, rel=1e-6, abs=1e-9)
     assert found.covariance[0, 0] == pytest.approx(variance, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("cls", "key", "value"), [(Sign, "tokens", 0), (Probit, "noise", 0.0), (Probit, "noise", math.nan)]
-)
-def test_bad_parameters_are_named(cls, key, value):
-    with pytest.raises(smimbench.ParameterError, match=key):
-        cls(**{key: value})
-
-
-def test_the_suite_can_be_read():
-    suite = smimbench.load_suite(Path(__file__).resolve().parents[2] / "plugins/examples/smimbench-glm/perceptron.toml")
-    assert [plan.problem.channel.name for plan in suite.plans] == ["sign", "probit"]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])

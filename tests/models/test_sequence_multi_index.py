@@ -10,7 +10,6 @@ from smimbench_models.sequence_multi_index import SequenceMultiIndex
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
-from tests.measure import peak_memory
 
 
 @pytest.mark.parametrize(
@@ -40,41 +39,6 @@ def test_several_students_are_the_students_one_by_one(backend, rng):
     assert_placed(back, backend, (4, 5, 3, 6))
     np.testing.assert_allclose(to_host(z), np.einsum("abpd,nmd->abnpm", W, x) / math.sqrt(6), atol=1e-13)
     np.testing.assert_allclose(to_host(back), np.einsum("abnpm,nmd->abpd", g, x) / math.sqrt(6), atol=1e-13)
-
-
-def test_a_loop_over_chunks_is_the_whole(rng):
-    model = SequenceMultiIndex(2)
-    n, D, P = 2000, 400, 2
-    x, W, g = rng.standard_normal((n, 2, D)), rng.standard_normal((P, D)), rng.standard_normal((n, P, 2))
-    slices = model.chunks(n, D, P)
-    assert len(slices) > 2
-    np.testing.assert_allclose(
-        np.concatenate([model.forward(x[s], W) for s in slices]), model.forward(x, W), atol=1e-13
-    )
-    np.testing.assert_allclose(sum(model.adjoint(x[s], g[s]) for s in slices), model.adjoint(x, g), atol=1e-11)
-
-
-@pytest.mark.parametrize(("n", "D", "P", "T"), [(0, 10, 1, 2), (1, 10, 1, 1), (1200, 1000, 2, 2), (977, 3, 400, 6)])
-def test_chunks_cover_every_sample_once(n, D, P, T):
-    slices = SequenceMultiIndex(T).chunks(n, D, P)
-    assert [i for s in slices for i in range(s.start, s.stop)] == list(range(n))
-
-
-def test_small_temporaries(rng):
-    model = SequenceMultiIndex(2)
-    x, W, g = (rng.standard_normal((3000, 2, 400)), rng.standard_normal((2, 400)), rng.standard_normal((3000, 2, 2)))
-    for call, result in ((lambda: model.forward(x, W), g.nbytes), (lambda: model.adjoint(x, g), W.nbytes)):
-        peak = peak_memory(call)
-        assert peak < result + 2e6 < x.nbytes / 4
-
-
-def test_float32(rng):
-    model = SequenceMultiIndex(2)
-    x, W, g = rng.standard_normal((50, 2, 20)), rng.standard_normal((2, 20)), rng.standard_normal((50, 2, 2))
-    z, back = model.forward(x.astype("f4"), W.astype("f4")), model.adjoint(x.astype("f4"), g.astype("f4"))
-    assert z.dtype == back.dtype == np.float32
-    np.testing.assert_allclose(z, model.forward(x, W), atol=1e-5)
-    np.testing.assert_allclose(back, model.adjoint(x, g), atol=1e-4)
 
 
 def test_draws(rng):
@@ -143,19 +107,6 @@ def test_metrics(backend, rng):
     assert_placed(model.overlap(a, b), backend, (2,))
     np.testing.assert_allclose(to_host(model.overlap(a, b)), cosine**2, rtol=1e-12)
     np.testing.assert_array_equal(to_host(model.overlap(a, b * 0)), [0, 0])
-
-
-def test_counts_and_shapes():
-    model = SequenceMultiIndex(4)
-    assert (model.kappa, model.sites, model.signal_shape(2, 9)) == (1.0, 4, (2, 9))
-    assert (model.sample_count(1.234, 50), model.sample_count(0, 50)) == (62, 1)
-    assert model.sample_ratio(62, 50) == pytest.approx(1.24)
-
-
-@pytest.mark.parametrize("tokens", [0, -2, 2.0, True, "2", None])
-def test_bad_tokens(tokens):
-    with pytest.raises(ParameterError, match=r"^tokens: must be an integer >= 1, got"):
-        SequenceMultiIndex(tokens)
 
 
 def test_bad_shapes_and_sizes():

@@ -127,14 +127,6 @@ def test_sign_flips_the_correlation_elementwise(backend, rng):
             np.testing.assert_allclose(to_host(one)[pick], other[pick], rtol=1e-11, atol=1e-12)
 
 
-def test_float32_in_float32_out_and_any_shape(rng):
-    h, k = rng.normal(size=(2, 3, 5)).astype(np.float32) * 4
-    found = log_cdf(h, k, -1 / 3)
-    assert found.value.dtype == np.float32
-    assert found.value.shape == (3, 5)
-    np.testing.assert_allclose(found.value, log_cdf(h.astype(float), k.astype(float), -1 / 3).value, rtol=2e-7)
-
-
 @pytest.mark.parametrize("r", [0.95, -1.0, 2.0, float("nan")])
 def test_refuses_nearly_equal_variables(r):
     with pytest.raises(ValueError, match="correlation"):

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from smimbench_priors.gaussian import Gaussian
 
-from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
-from tests.conftest import assert_placed
 
 prior = Gaussian()
 
@@ -97,21 +95,6 @@ def test_denoise_is_the_conditional_mean(rng):
     np.testing.assert_allclose(found.V, np.eye(3) - np.linalg.inv(covariance), rtol=1e-9, atol=1e-12)
 
 
-def test_claimed_error_and_nishimori_in_a_draw(rng):
-    P, D = 2, 100_000
-    Qhat = np.array([[2.0, -0.8], [-0.8, 0.5]])
-    W = prior.sample(rng, P, D)
-    assert W.shape == (P, D)
-    noise = np.linalg.solve(np.linalg.cholesky(Qhat).T, rng.standard_normal((P, D)))
-    estimate, V = prior.denoise(W + noise, Qhat)
-    Q, _ = prior.overlap(Qhat)
-    tolerance = 5 / np.sqrt(D)
-    np.testing.assert_allclose((W - estimate) @ (W - estimate).T / D, V, atol=tolerance)
-    np.testing.assert_allclose(estimate @ W.T / D, Q, atol=tolerance)
-    np.testing.assert_allclose(estimate @ estimate.T / D, Q, atol=tolerance)
-    np.testing.assert_allclose(W @ W.T / D, prior.second_moment(P), atol=tolerance)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_batch_is_a_loop_and_parts_add_up(components, seed):
@@ -125,46 +108,9 @@ def test_batch_is_a_loop_and_parts_add_up(components, seed):
     np.testing.assert_allclose(Q + V, np.broadcast_to(prior.second_moment(components), Q.shape), atol=1e-8)
 
 
-def test_constants():
-    np.testing.assert_array_equal(prior.mean(3, 4), np.zeros((3, 4)))
-    np.testing.assert_array_equal(prior.mean_overlap(3), np.zeros((3, 3)))
-    np.testing.assert_array_equal(prior.second_moment(3), np.eye(3))
-    assert prior.capabilities.models == ("sequence-multi-index",)
-
-
-def test_samples_are_reproducible():
-    draws = [prior.sample(np.random.default_rng(3), 2, 5) for _ in range(2)]
-    np.testing.assert_array_equal(*draws)
-    factor = prior.factor.draw(np.random.default_rng(3), 2, 5)
-    np.testing.assert_array_equal(factor, draws[0])
-
-
 def test_factor_is_the_signal(rng):
     W, g = rng.standard_normal((2, 2, 5))
     assert prior.factor.compose(W) is W
     assert prior.factor.pullback(W, g) is g
     with pytest.raises(ParameterError, match="width"):
         prior.factor.draw(rng, 2, 5, 3)
-
-
-def test_backends(backend, rng):
-    Qhat, R = random_information(rng, 3), rng.standard_normal((3, 8))
-    found = prior.denoise(backend.asarray(R), backend.asarray(Qhat))
-    assert_placed(found.estimate, backend, (3, 8))
-    assert_placed(found.V, backend, (3, 3))
-    expected = prior.denoise(R, Qhat)
-    np.testing.assert_allclose(to_host(found.estimate), expected.estimate, rtol=1e-12, atol=1e-13)
-    overlap = prior.overlap(backend.asarray(np.stack([Qhat, 2 * Qhat])))
-    assert_placed(overlap.Q, backend, (2, 3, 3))
-    assert_placed(overlap.V, backend, (2, 3, 3))
-    np.testing.assert_allclose(to_host(overlap.V)[0], expected.V, rtol=1e-12, atol=1e-13)
-    known = prior.overlap(backend.asarray(np.diag([np.inf, 0.0])))
-    np.testing.assert_array_equal(to_host(known.V), np.diag([0.0, 1.0]))
-
-
-def test_float32(rng):
-    Qhat, R = random_information(rng, 2).astype(np.float32), rng.standard_normal((2, 8)).astype(np.float32)
-    found = prior.denoise(R, Qhat)
-    assert found.estimate.dtype == found.V.dtype == np.float32
-    np.testing.assert_allclose(found.estimate, prior.denoise(R.astype(float), Qhat.astype(float)).estimate, rtol=1e-4)
-    assert prior.overlap(Qhat).Q.dtype == np.float32

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.helpers import CHANNEL, SUITE, call, call_outside, install_package, write_suite
+from tests.helpers import CHANNEL, SUITE, call, write_suite
 
 TWICE = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"')
 ASKING = TWICE.replace("[suite]", "[suite]\nplugins = true")
@@ -56,29 +56,3 @@ def test_what_nobody_asks_for_or_is_not_there_does_not_run(folder, capsys, monke
     assert said in err
     call(capsys, "plugins", *options)
     assert not (folder / "it-ran").exists()
-
-
-@pytest.mark.slow
-def test_the_quickstart_runs_among_broken_packages(tmp_path, monkeypatch):
-    """One that raises, one that is no Python, one that takes a built-in name, one that misspells its hook."""
-    site = tmp_path / "site"
-    site.mkdir()
-    install_package(site, "raises", {"raises_mod": "raise RuntimeError('boom')"})
-    install_package(site, "no-python", {"no_python_mod": "def half(:\n"})
-    install_package(site, "thief", {"thief_mod": CHANNEL.replace('"twice"', '"linear"')})
-    install_package(site, "misspelled", {"misspelled_mod": CHANNEL.replace("register_channels", "register_chanels")})
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    arguments = ["quickstart", "--results", tmp_path / "r", *SMALL, "--set", "grid.dimension=60", "--workers", "1"]
-    found = call_outside("run", *arguments, "--json", "--only", "problem=linear")
-    assert found.returncode == 0, found.stderr
-    rows = json.loads(found.stdout)["rows"]
-    assert rows
-    assert all(row["status_counts"] == {"ok": 1} for row in rows)
-    for words in ("RuntimeError: boom", "SyntaxError", "did you mean 'smimbench_register_channels'"):
-        assert words in found.stderr
-    assert "Traceback" not in found.stderr
-    told = call_outside("plugins", "--json")
-    assert told.returncode == 1
-    problems = {p["distribution"]: " ".join(p["problems"]) for p in json.loads(told.stdout)}
-    assert "'smimbench' and 'thief'" in problems["thief"]
-    assert "thief:linear" in problems["thief"]

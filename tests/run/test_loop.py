@@ -337,12 +337,6 @@ def test_what_ended_is_not_resumed(problem, instance):
         assert algorithm.offers == (1 if math.isnan(script) else 0)  # that one is asked for a restart
 
 
-def test_an_algorithm_may_have_no_other_version_to_offer(problem, instance):
-    nothing = Scripted(lambda i: Info(residual=math.nan), cautious=None)
-    assert go(problem, instance, nothing).restarts == 0
-    assert nothing.offers == 1
-
-
 def test_a_run_that_ended_well_or_late_is_not_restarted(problem, instance, slow_metrics):
     other = Scripted(lambda i: Info(residual=0.0))
     fine = Scripted(lambda i: Info(residual=0.0), cautious=other)
@@ -457,7 +451,3 @@ def test_readings_may_live_on_a_device(problem, instance):
         "squared_step": [0.0, 0.1],
         "log_information_ratio": [0.0, 0.5],
     }
-
-
-def test_every_status_has_a_word():
-    assert {status.value for status in Status} == {"ok", "not-converged", "diverged", "timeout", "failed", "skipped"}

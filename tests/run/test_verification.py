@@ -152,15 +152,6 @@ def test_no_time_limit_ends_a_cell_that_is_run_again(tmp_path):
     assert (same, record["status"]) == (cell, "ok")
 
 
-def test_a_record_of_another_format_is_refused_by_name(results):
-    path = next(p for p in sorted((results / "small").glob("*.json")) if p.name != "run.json")
-    record = json.loads(path.read_text()) | {"format": 0}
-    path.write_text(text_of(sealed(record)))
-    store = Store(results / "small")
-    assert len(store.load()) == 7
-    assert store.complaints == [f"{path}: written in format 0, this smimbench reads 1; not used"]
-
-
 def test_the_published_schema_is_that_of_the_code_and_of_records(results, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     sys.modules.pop("records", None)

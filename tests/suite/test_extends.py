@@ -120,9 +120,3 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.text("ab-é.\n", max_size=4), VALUES, max_size=4))
 def test_the_text_reads_as_the_document(document):
     assert tomllib.loads(toml_text(document)) == document
-
-
-@pytest.mark.parametrize("path", shipped_suites().values(), ids=lambda path: path.stem)
-def test_the_text_of_a_shipped_suite_reads_as_it(path):
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
-    assert tomllib.loads(toml_text(document)) == document

@@ -8,7 +8,6 @@ import pytest
 
 import smimbench
 from smimbench.files import canonical_json
-from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
@@ -202,12 +201,6 @@ def test_an_axis_that_no_problem_reads_is_refused_and_its_own_can_be_set(tmp_pat
         assert load_suite(path, overrides=[f"{key}=[0.2]"]).plans[0].alphas == (0.2,)
 
 
-def test_whole_numbers_serve_as_floats(tmp_path):
-    suite = load_suite(write_suite(tmp_path, changed("rho = 0.5", "rho = 1").replace("[0.1, 0.3]", "[1, 2]")))
-    assert suite.plans[0].alphas == (1.0, 2.0)
-    assert suite.plans[0].problem.prior.rho == 1
-
-
 def test_an_integer_and_a_float_of_the_same_value_are_one_cell(tmp_path):
     keys = []
     for rho in ("1", "1.0"):
@@ -361,14 +354,6 @@ def test_every_shipped_suite_is_sound_and_says_what_it_is():
         assert suite.title != name
         assert suite.description
         assert "arXiv:" in suite.reference or "derived" in suite.reference
-
-
-def test_a_problem_by_itself_raises_with_its_key():
-    from smimbench.problem.problem import ProblemError
-
-    with pytest.raises(ProblemError, match=r"^prior\.rho: must be .*got -1.0") as caught:
-        Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": -1.0})
-    assert caught.value.key == "prior.rho"
 
 
 def test_replicates_may_differ_from_dimension_to_dimension(tmp_path):

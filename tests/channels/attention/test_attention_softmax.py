@@ -99,13 +99,6 @@ def test_small_V_keeps_its_digits(rng, T, beta):
     np.testing.assert_allclose((mean - omega)[:, 0], (z - omega)[:, 0] - missing[:, None] * u, atol=1e-7 * 1e-6)
 
 
-def test_information_of_a_batch(backend):
-    V = np.array([1.0, 1e-12, 3.0]).reshape(3, 1, 1)
-    found = AttentionSoftmax(3).information(backend.asarray(np.ones((2, 1, 1, 1))), backend.asarray(V))
-    assert_placed(found.value, backend, (2, 3, 1, 1))
-    np.testing.assert_allclose(to_host(found.value), np.broadcast_to(5 / V, (2, 3, 1, 1)))
-
-
 def test_several_students_share_a_call(backend, rng):
     channel = AttentionSoftmax(2)
     z, G = rng.standard_normal((3, 5, 1, 3)), rng.standard_normal((3, 5, 2, 2))

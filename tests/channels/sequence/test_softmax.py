@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import integrate, optimize
+from scipy import integrate
 from smimbench_channels.sequence.softmax import SequenceSoftmax
 from smimbench_channels.sequence.softmax.network import log_attention, output_of_label
 
@@ -151,17 +151,6 @@ def test_one_layer_thresholds(backend, tokens):
     assert value[1] / 1e-9 == pytest.approx(tokens * (tokens + 1), rel=1e-6)
     assert value[2] * 1e-6 == pytest.approx(tokens, rel=1e-2)
     assert value[3] * 1e-12 == pytest.approx(tokens, rel=1e-9)
-
-
-def test_one_layer_fixed_point():
-    # alpha = q / ((1 - q) Phi(q)) read off at alpha = 0.3
-    channel = SequenceSoftmax(tokens=2)
-
-    def excess(q):
-        phi = channel.information(np.array([[q]]), np.array([[1.0 - q]])).value[0, 0]
-        return q / ((1.0 - q) * phi) - 0.3
-
-    assert optimize.brentq(excess, 0.01, 0.9) == pytest.approx(0.26801, abs=6e-6)
 
 
 @pytest.mark.parametrize(

@@ -186,25 +186,6 @@ def test_partition_is_normalised(rng, layers, tokens):
     assert abs(ratio.mean() - 1.0) < 4.5 * ratio.std() / np.sqrt(n) + 0.01
 
 
-@pytest.mark.parametrize(
-    ("tokens", "skip", "variances", "correlation"),
-    [(2, 1.0, (1.0, 0.1), 0.0), (2, 0.0, (0.5, 0.2), 0.5), (2, 1.0, (0.5, 0.4, 0.3), 0.0), (3, 1.0, (0.5, 0.4), 0.0)],
-)
-def test_gradient_of_the_partition_is_g(rng, tokens, skip, variances, correlation):
-    V, layers = covariance(variances, correlation), len(variances)
-    exact = (layers, tokens) == EXACT
-    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip, accuracy=1e-9, points=1 << 14)
-    omega, z = draw(rng, 20, V, tokens)
-    y = channel.forward(z)
-    g = np.linalg.inv(V) @ (channel.posterior(y, omega, V).mean - omega)
-    direction = rng.standard_normal((20, layers, tokens))
-    t = 1e-3 * np.sqrt(variances[-1]) if exact else 0.05
-    change = channel.log_partition(y, omega + t * direction, V) - channel.log_partition(y, omega - t * direction, V)
-    slope = (g * direction).sum((1, 2))
-    off = np.sqrt(np.mean((change / (2 * t) - slope) ** 2))
-    assert off < (1e-4 if exact else 0.1) * np.sqrt(np.mean(slope**2))
-
-
 @pytest.mark.parametrize("skip", [0.0, 0.2, 1.0])
 def test_reported_error_of_quadrature(skip):
     rng = np.random.default_rng(3)
