@@ -34,22 +34,36 @@ def complaint() -> str:
     return message
 
 
-def test_absent_cupy_without_a_driver(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    driver(monkeypatch, None)
-    message = complaint()
-    assert "CuPy is not installed" in message
-    assert "no NVIDIA driver" in message
-    assert "smimbench[cuda12]" in message
-    assert "--backend numpy" in message
+def explode():
+    raise RuntimeError("libcudart.so.12:\n  cannot open shared object file")
 
 
-@pytest.mark.parametrize(("cuda", "extra"), [("12.4", "cuda12"), ("13.0", "cuda13"), ("?", "cuda12")])
-def test_the_command_fits_the_driver(monkeypatch, cuda, extra):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    driver(monkeypatch, Driver("550.1", cuda))
+BLIND = {"is_available": lambda: False}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "found", "words"),
+    [
+        (None, None, ["CuPy is not installed", "no NVIDIA driver", "smimbench[cuda12]", "--backend numpy"]),
+        *(
+            (None, Driver("550.1", cuda), [f"; pip install 'smimbench[{extra}]' fits"])
+            for cuda, extra in (("12.4", "cuda12"), ("13.0", "cuda13"), ("?", "cuda12"))
+        ),
+        (BLIND, Driver("580.1", "13.0"), ["finds no usable CUDA device", "smimbench[cuda13]"]),
+        ({"is_available": explode}, None, ["(libcudart.so.12: cannot open shared object file)"]),
+    ],
+)
+def test_cupy_that_cannot_be_used_is_one_line_with_the_fitting_command(monkeypatch, attributes, found, words):
     monkeypatch.setattr(module, "_installed_cupy", list)
-    assert f"; pip install 'smimbench[{extra}]' fits" in complaint()
+    if attributes is None:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    else:
+        cupy_that(monkeypatch, **attributes)
+    driver(monkeypatch, found)
+    message = complaint()
+    assert all(one in message for one in words)
+    if attributes and attributes is not BLIND:
+        assert module.describe_gpu()["cupy"] == "not importable: libcudart.so.12: cannot open shared object file"
 
 
 def test_another_build_of_cupy_is_to_be_removed_first(monkeypatch, tmp_path):
@@ -62,25 +76,6 @@ def test_another_build_of_cupy_is_to_be_removed_first(monkeypatch, tmp_path):
     assert "pip uninstall -y" in message
     assert " cupy-cuda12x" in message
     assert message.endswith("&& pip install 'smimbench[cuda13]' fits the driver (CUDA up to 13.0)")
-
-
-def test_cupy_that_sees_no_device(monkeypatch):
-    cupy_that(monkeypatch, is_available=lambda: False)
-    driver(monkeypatch, Driver("580.1", "13.0"))
-    message = complaint()
-    assert "finds no usable CUDA device" in message
-    assert "smimbench[cuda13]" in message
-
-
-def test_broken_cupy_fails_in_one_line(monkeypatch):
-    def explode():
-        raise RuntimeError("libcudart.so.12:\n  cannot open shared object file")
-
-    cupy_that(monkeypatch, is_available=explode)
-    driver(monkeypatch, None)
-    message = complaint()
-    assert "CuPy cannot be imported (libcudart.so.12: cannot open shared object file)" in message
-    assert module.describe_gpu()["cupy"] == "not importable: libcudart.so.12: cannot open shared object file"
 
 
 def test_absent_torch_fails_in_one_line(monkeypatch):

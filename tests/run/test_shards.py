@@ -51,20 +51,15 @@ def test_a_shard_that_is_none_is_one_line(tmp_path, capsys, text):
 
 
 def shard(suite, results, number):
-    words = (
-        "run",
-        suite,
-        "--results",
-        results,
-        "--workers",
-        "1",
-        "--shard",
-        f"{number}/{SHARDS}",
-        "--quiet",
-        "--no-figure",
-    )
+    words = f"--workers 1 --shard {number}/{SHARDS} --quiet --no-figure".split()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command(*words), **pipes, text=True, env=environment(), start_new_session=True)
+    return subprocess.Popen(
+        command("run", suite, "--results", results, *words),
+        **pipes,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
 
 
 @pytest.mark.slow
