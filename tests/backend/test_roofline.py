@@ -129,7 +129,7 @@ def test_the_table_shows_them_where_there_are_any():
 
 def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
     suite = write_suite(tmp_path)
-    options = "--timing --no-figure --only algorithm=gamp --only seed=0".split()
+    options = ["--timing", "--no-figure", "--only", "algorithm=gamp", "--only", "seed=0"]
     code, out, _ = call(capsys, "run", suite, "--results", tmp_path / "r", *options)
     assert code == 0
     assert "peak" in out

@@ -63,7 +63,7 @@ def test_adjoint_normalisation_is_that_of_the_effective_channel(rng):
 def test_chunking_does_not_show(rng):
     """Many chunks (this n) against one chunk per sample."""
     model = AttentionIndexed(3)
-    n, d, P = 3000, 41, 2
+    n, d, P = 3000, 100, 2  # the sum is made in two bands
     x, S = rng.standard_normal((n, 3, d)), symmetric(rng, P, d, d)
     g = rng.standard_normal((n, P, model.sites))
     assert len(model.chunks(n, d, P)) > 1
