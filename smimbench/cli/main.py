@@ -99,7 +99,13 @@ class _Commands(click.Group):
             formatter.write_dl([(n, (c.help or "").partition("\n\n")[0]) for n, c in self.commands.items()])
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands,
+    commands=[
+        run, slurm, theory, show, report, compare, verify, data, score, list_items, info, explain, plugins, check, new, doctor,
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)  # fmt: skip
 @click.version_option(package_name="smimbench", prog_name="smimbench")
 def cli() -> None:
     """How far is a learning algorithm from the best that is possible?
@@ -110,27 +116,6 @@ def cli() -> None:
 
     Completion:  eval "$(_SMIMBENCH_COMPLETE=bash_source smimbench)"  (zsh_source, fish_source)
     """
-
-
-for _command in (
-    run,
-    slurm,
-    theory,
-    show,
-    report,
-    compare,
-    verify,
-    data,
-    score,
-    list_items,
-    info,
-    explain,
-    plugins,
-    check,
-    new,
-    doctor,
-):
-    cli.add_command(_command)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Results:
         known = sorted({record["cell"]["backend"] for record in self.records.values()})
         self.backends = backends or known or ["numpy"]
         self.folder = settings_folder(suite, store)
-        self.cells = [cell for backend in self.backends for cell in suite.cells(backend, request.registry)]
+        self.cells = [cell for backend in self.backends for cell in suite.cells(backend)]
         self.pairs = paired(self.cells, self.records)
         self.cache = GuardedTheory(theory_folder(store), deadline)
         self.cache.remark = lambda line: request.remark([line])

@@ -97,7 +97,7 @@ def run(
     store = request.store(suite)
     backends = backends or ("numpy",)
     limits = Limits(cell_time, None if cell_memory is None else int(cell_memory), budget)
-    how |= {"isolated": True, "limits": limits, "registry": request.registry}
+    how |= {"isolated": True, "limits": limits}
     part = _part_of_suite(shard)
     campaign = plan_campaign(suite, store, backends, dry_run=dry_run, shard=part, **how)
     request.remark(campaign.remarks)
@@ -191,7 +191,7 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     from smimbench.run.cost import estimate_cost, plan_array, script
 
     suite = request.suite()
-    cells = suite.cells(backend, request.registry)
+    cells = suite.cells(backend)
     seconds = estimate_cost(cells, 1, request.store(suite).load().values(), trials=backend == "numpy").seconds
     array = plan_array(cells, seconds, minutes, cpus, max_array)
     again = [sys.executable, "-P", "-m", "smimbench", "run", request.name]

@@ -357,12 +357,12 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     if packs := packed_under(store.folder.parent):
         found["packs"] = verified_files(packs)
     backends = sorted({record["cell"]["backend"] for record in records.values()})
-    known = [cell for backend in backends for cell in suite.cells(backend, request.registry)]
+    known = [cell for backend in backends for cell in suite.cells(backend)]
     keys = {cell.key for cell in known}
     if unasked := sum(record["key"] not in keys for record in records.values()):
         found["files"].remarks.append(f"{unasked} records that the suite does not ask for are in no table")
     found |= stored_theory(suite, theory_folder(store), solve=theory)
-    found["cells run again"] = rerun(known, store, request.registry, count=cells, seed=seed)
+    found["cells run again"] = rerun(known, store, count=cells, seed=seed)
     if not found["cells run again"].checked and cells and records:
         found["cells run again"] = Verification(remarks=["no stored cell can be run again"])
     return found
@@ -383,4 +383,4 @@ def _verified_pack(request: Request, cells: int, seed: int, *, theory: bool) -> 
     given = shared.get("overrides", []), shared.get("only", [])
     suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *given, registry=request.registry, stored=True)
     how = {"cells": cells, "seed": seed}
-    return found | verify_packed(path, document["rows"], shared, suite, request.registry, theory=theory, **how)
+    return found | verify_packed(path, document["rows"], shared, suite, theory=theory, **how)

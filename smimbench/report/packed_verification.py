@@ -18,22 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Suite
 
 Row = JsonObject
 
 
 def verify_packed(
-    path: Path,
-    rows: Sequence[Row],
-    shared: Mapping[str, Any],
-    suite: Suite,
-    registry: Registry,
-    *,
-    cells: int,
-    seed: int,
-    theory: bool,
+    path: Path, rows: Sequence[Row], shared: Mapping[str, Any], suite: Suite, *, cells: int, seed: int, theory: bool
 ) -> dict[str, Verification]:
     """Check rows of a file whose digest is sound, against the suite that its ``run.json`` describes."""
     here = shared["fingerprint"] == machine.fingerprint() and shared["versions"] == machine.versions()
@@ -41,7 +32,7 @@ def verify_packed(
     found = {"rows": _statistics(path, rows)}
     if theory:
         found["rows of theory solved again"] = _theory(path, rows, suite, here=here)
-    found["cells run again"] = _rerun(path, rows, suite, registry, tolerance, cells, seed)
+    found["cells run again"] = _rerun(path, rows, suite, tolerance, cells, seed)
     return found
 
 
@@ -96,9 +87,7 @@ def _theory(path: Path, rows: Sequence[Row], suite: Suite, *, here: bool) -> Ver
     return found
 
 
-def _rerun(
-    path: Path, rows: Sequence[Row], suite: Suite, registry: Registry, tolerance: float, count: int, seed: int
-) -> Verification:
+def _rerun(path: Path, rows: Sequence[Row], suite: Suite, tolerance: float, count: int, seed: int) -> Verification:
     """So many of the packed cells, drawn at random, run again."""
     found = Verification()
     by_place: dict[tuple[Any, ...], list[Row]] = {}
@@ -109,13 +98,13 @@ def _rerun(
         by_place.setdefault(place, []).append(row)
     known = []
     for backend in sorted({row["backend"] for row in rows} & {"numpy"}):
-        for cell in suite.cells(backend, registry):
+        for cell in suite.cells(backend):
             where = (cell.problem_label, cell.algorithm_label, cell.backend, cell.alpha, cell.dimension)
             if f"{cell.seed}/{cell.replicate}" in next((row["values"] for row in by_place.get(where, ())), {}):
                 known.append((cell, by_place[where]))
     chosen = [known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]]
     places = {cell.key: members for cell, members in chosen}
-    for cell, record in untimed([cell for cell, _ in chosen], 1, registry):
+    for cell, record in untimed([cell for cell, _ in chosen], 1):
         lines: list[str] = []
         for row in places[cell.key]:
             name = f"{record['cell']['seed']}/{record['cell']['replicate']}"

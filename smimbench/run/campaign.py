@@ -17,7 +17,7 @@ from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json, remove_leftovers
 from smimbench.problem.problem import ProblemError, without_code
-from smimbench.registry.registry import Registry, get_registry
+from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, Shard, cells_of_shard, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
@@ -122,7 +122,6 @@ def plan_campaign(
     limits: Limits | None = None,
     shard: Shard | None = None,
     dry_run: bool = False,
-    registry: Registry | None = None,
     **how: Any,
 ) -> Campaign:
     """What is missing of a suite, and how many cells to run at a time; what its records share is written already.
@@ -147,10 +146,9 @@ def plan_campaign(
     BackendError
         If a backend is not there.
     """
-    registry = registry or get_registry()
     # With Dask the device is that of the workers.
     places = [get_backend(one, suite.run.dtype) for one in backends if not (dask and one in DEVICES)]
-    cells = [cell for backend in backends for cell in suite.cells(backend, registry)]
+    cells = [cell for backend in backends for cell in suite.cells(backend)]
     if not suite.algorithms:
         reason = "is empty, so there is nothing to run; 'smimbench theory' needs none"
         raise SuiteError(suite.file, "algorithms", reason)
@@ -179,7 +177,6 @@ def plan_campaign(
     remarks += [] if dask else said
     if not dry_run:
         Store(settings_folder(suite, store)).write_shared(shared_document(suite))
-    how["registry"] = registry
     return Campaign(suite, store, cells, missing, workers, remarks, dask, timing, limits or Limits(), how)
 
 
@@ -248,7 +245,6 @@ def run_cells(
     workers: int = 1,
     timing: bool = False,
     threads: int = 1,
-    registry: Registry | None = None,
     dask: str | None = None,
     isolated: bool = False,
     limits: Limits | None = None,
@@ -279,7 +275,6 @@ def run_cells(
     BackendError
         If Dask is not installed or the scheduler does not answer.
     """
-    registry = registry or get_registry()
     workers = 1 if timing else min(workers, len(cells))
     if timing:  # a time that is trusted can also be judged
         for backend in sorted({cell.backend for cell in cells}):
@@ -287,13 +282,13 @@ def run_cells(
     source: Iterator[JsonObject]
     claims = None
     if dask is not None:
-        source = on_dask(cells, dask, threads, registry, limits)
-    elif workers <= 1 and not isolated and limits in (None, Limits()) and not registry.has_third_party:
-        source = (run_cell(cell, timing=timing, threads=threads, registry=registry) for cell in cells)
+        source = on_dask(cells, dask, threads, limits)
+    elif workers <= 1 and not isolated and limits in (None, Limits()) and not get_registry().has_third_party:
+        source = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
     else:
         claims = None if timing else Claims(store.folder)
         how: JsonObject = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look}
-        source = in_processes(cells, max(1, workers), threads, registry, **how)
+        source = in_processes(cells, max(1, workers), threads, **how)
     records = []
     for record in source:
         store.write(record)

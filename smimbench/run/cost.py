@@ -158,12 +158,11 @@ def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell], speed: tuple
         dimension = int(0.7 * dimension)
     smaller = cell.run.model_copy(update={"timeout": 0.5, "max_iterations": min(cell.run.max_iterations, 8)})
     trial = dataclasses.replace(cell, dimension=dimension, run=smaller)
-    registry = get_registry()
-    if cell.distributions(registry):  # code of others, which need not come back
-        (record,) = in_processes([trial], 1, 1, registry, limits=Limits(seconds=LONGEST_TRIAL))
+    if cell.distributions():  # code of others, which need not come back
+        (record,) = in_processes([trial], 1, 1, limits=Limits(seconds=LONGEST_TRIAL))
     else:
-        run_cell(trial, registry=registry)  # what is compiled or tabulated once is no part of an iteration
-        record = run_cell(trial, registry=registry)
+        run_cell(trial)  # what is compiled or tabulated once is no part of an iteration
+        record = run_cell(trial)
     timing = record["timing"]
     one = timing.get("per_iteration") or timing.get("first_iteration")
     return [_Past(cell.alpha, dimension, 1, one)] if one else []

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.backend import machine
 from smimbench.backend.device import BackendError
 from smimbench.files import error_line, unless
+from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import Executor, Limits
 from smimbench.run.processes import cell_task, check_record_of, record_of
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smimbench.files import JsonObject
-    from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Cell
 
 PATIENCE = 60.0
@@ -40,9 +40,7 @@ DEVICES = ("cupy",)
 """Backends whose cells ask a worker for the resource ``GPU``."""
 
 
-def on_dask(
-    cells: Sequence[Cell], address: str, threads: int, registry: Registry, limits: Limits | None = None
-) -> Iterator[JsonObject]:
+def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits | None = None) -> Iterator[JsonObject]:
     """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere, and is a failed cell in the end.
 
     Raises
@@ -66,7 +64,7 @@ def on_dask(
     running: dict[Any, tuple[Cell, int]] = {}
 
     def send(cell: Cell, chance: int) -> None:
-        here = (threads, registry.paths, cell.distributions(registry), machine.versions().get("smimbench"), limits, run)
+        here = (threads, get_registry().paths, cell.distributions(), machine.versions().get("smimbench"), limits, run)
         resources = {"GPU": 1} if cell.backend in DEVICES else None
         name = f"smimbench-{cell.key}-{chance}"
         future = client.submit(_work_anywhere, cell, *here, key=name, pure=False, resources=resources)

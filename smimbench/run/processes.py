@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import unless
+from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import Ended, Executor, Limits, Task
 from smimbench.run.record import check_types
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smimbench.files import JsonObject
-    from smimbench.registry.registry import Registry
     from smimbench.run.executor import OnLook, Underway
     from smimbench.suite.cells import Cell
 
@@ -35,7 +35,6 @@ def in_processes(
     cells: Sequence[Cell],
     workers: int,
     threads: int,
-    registry: Registry,
     *,
     timing: bool = False,
     limits: Limits | None = None,
@@ -62,9 +61,9 @@ def in_processes(
         if claims is not None:
             claims.touch()
 
-    executor = Executor(workers, threads, registry, timing=timing)
+    executor = Executor(workers, threads, get_registry(), timing=timing)
     try:
-        tasks = [cell_task(cell, cell.distributions(registry)) for cell in cells]
+        tasks = [cell_task(cell, cell.distributions()) for cell in cells]
         for ended in executor.run(tasks, limits, end=end, may_begin=may_begin, on_look=look):
             yield record_of(ended, threads)
     finally:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
-    from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Cell, Suite
 
 OTHER_TEXT = "its text is not what smimbench wrote, though its numbers are"
@@ -207,7 +206,7 @@ def _points_in(answer: Any) -> Iterator[JsonObject]:
         yield from _points_in(part)
 
 
-def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int, seed: int) -> Verification:
+def rerun(cells: Sequence[Cell], store: Store, *, count: int, seed: int) -> Verification:
     """Run so many of the stored cells again, drawn at random, and compare all that does not come from a clock."""
     found, records = Verification(), store.load()
     ends = ("ok", "not-converged", "diverged", "skipped")  # those that no clock and no memory decides
@@ -217,7 +216,7 @@ def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int
         threads = int(records[known[i].key]["timing"].get("threads") or 1)
         by_threads.setdefault(threads, []).append(known[i])
     for threads, part in by_threads.items():
-        for cell, new in untimed(part, threads, registry):
+        for cell, new in untimed(part, threads):
             old = records[cell.key]
             same = old["timing"].get("machine") == machine.fingerprint() and old["versions"] == new["versions"]
             differing = differences(_timeless(old), _timeless(new), 0.0 if same else ELSEWHERE)
@@ -226,11 +225,11 @@ def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int
     return found
 
 
-def untimed(cells: Iterable[Cell], threads: int, registry: Registry) -> Iterator[tuple[Cell, JsonObject]]:
+def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, JsonObject]]:
     """Cells with their records, run again without a time limit, which a busy machine would reach earlier."""
     free = [(replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell) for cell in cells]
     again = {one.key: cell for one, cell in free}
-    for record in in_processes([one for one, _ in free], 1, threads, registry):
+    for record in in_processes([one for one, _ in free], 1, threads):
         yield again[record["key"]], record
 
 

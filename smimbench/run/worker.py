@@ -43,8 +43,7 @@ def main() -> None:
     from smimbench.run.loop import beat_to
 
     beat_to(Path(setup["heartbeat"]))
-    registry = Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
-    set_registry(registry)
+    set_registry(Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"]))
 
     def tell(**event: Any) -> None:
         send(target, json.dumps(event, default=plain_value).encode())
@@ -52,7 +51,7 @@ def main() -> None:
     def cell(one: Any) -> JsonObject:
         from smimbench.run.cell import run_cell
 
-        return run_cell(one, timing=setup["timing"], threads=setup["threads"], registry=registry)
+        return run_cell(one, timing=setup["timing"], threads=setup["threads"])
 
     tell(ready=True)
     here = os.getpid()

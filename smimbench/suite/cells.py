@@ -80,7 +80,7 @@ class Cell:
         """Content address of the cell."""
         return key_of(self.identity())
 
-    def distributions(self, registry: Registry) -> frozenset[str]:
+    def distributions(self) -> frozenset[str]:
         """The packages of third parties whose code it runs: of its items, its metrics and its start."""
         model = self.problem["model"]["name"]
         found = {spec["distribution"] for spec in (*self.problem.values(), self.algorithm) if "distribution" in spec}
@@ -88,7 +88,7 @@ class Cell:
         named += [] if self.run.start in STARTS else [("algorithm", self.run.start)]
         for kind, name in named:
             try:
-                found.add(registry.get(kind, name, model).distribution)
+                found.add(get_registry().get(kind, name, model).distribution)
             except RegistryError:  # its record will say so
                 continue
         return frozenset(found - {BUILT_IN})
@@ -171,7 +171,7 @@ class Suite:
         """The largest number of replicates of any point."""
         return max(max(plan.seeds) for plan in self.plans)
 
-    def cells(self, backend: str = "numpy", registry: Registry | None = None) -> list[Cell]:
+    def cells(self, backend: str = "numpy") -> list[Cell]:
         """All cells, replicates outermost, so that a run that is stopped early has every point with few seeds.
 
         Raises
@@ -181,7 +181,7 @@ class Suite:
         """
         only, plans = self.only, self.plans_with_data()
         # Metrics of the trajectory are always measured; only the others make another cell.
-        run = self.run.of_cell(names_in_key(self.run.metrics, registry or get_registry()))
+        run = self.run.of_cell(names_in_key(self.run.metrics, get_registry()))
         # An algorithm's name picks it as well as its label, unless another algorithm has that label.
         labels = {table["label"] for table in self.algorithms}
         words = [(table, (table["label"], *({table["spec"]["name"]} - labels))) for table in self.algorithms]

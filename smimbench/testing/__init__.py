@@ -78,8 +78,9 @@ class BoundCheck:
         CheckFailed
             With what was found, and what it means.
         CheckSkipped
-            With the reason; inside pytest the test is skipped instead.
+            With the reason; pytest and unittest skip the test.
         """
+        __tracebackhide__ = True
         try:
             self.check(self.context)
         except CheckFailed as error:
@@ -116,16 +117,7 @@ def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any
     """
     import pytest
 
-    @dataclass(frozen=True, eq=False, repr=False)
-    class InPytest(BoundCheck):
-        def __call__(self) -> None:
-            __tracebackhide__ = True
-            try:
-                super().__call__()
-            except CheckSkipped as reason:
-                pytest.skip(str(reason))
-
-    found = [InPytest(one.check, one.context) for one in bound_checks(items, seed=seed)]
+    found = bound_checks(items, seed=seed)
     return pytest.mark.parametrize("check", [pytest.param(one, id=one.id) for one in found])
 
 

@@ -137,7 +137,7 @@ OF_KIND: dict[str, Any] = {"model": models, "channel": channels, "prior": priors
 
 
 def _each(what: str, context: CheckContext) -> Iterator[tuple[Any]]:
-    """Cases: the calls or the draws of an item."""
+    """Cases: the calls, the draws or the refused calls of an item."""
     for one in getattr(OF_KIND[context.kind], what)(context):
         yield (one,)
 
@@ -163,18 +163,14 @@ def determinism(context: CheckContext, draw: Draw) -> None:
         raise CheckFailed(f"{draw.name}: every seed gives the same numbers; draw from the rng that is handed over")
 
 
-def _refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
-    yield from OF_KIND[context.kind].refused(context)
-
-
 @published(
     ("model", "channel", "prior"),
     "Arguments that do not fit together end in numbers that mean nothing.",
-    cases=_refused,
+    cases=partial(_each, "refused"),
 )
-def bad_input(context: CheckContext, what: str, function: Callable[[], Array]) -> None:
+def bad_input(_: CheckContext, wrong: tuple[str, Callable[[], Array]]) -> None:
     """Wrong shapes raise, whatever it is; a noisy channel without rng raises."""
-    del context
+    what, function = wrong
     found, error = attempt(function)
     if error is None:
         raise CheckFailed(f"{what}, and returns an array of shape {np.shape(found)}; raise ValueError")
@@ -209,9 +205,8 @@ def problem(context: CheckContext, model: Any) -> None:
 
 
 @array_check("It writes into its arguments: algorithms that run later get other data.")
-def purity(context: CheckContext, call: Call) -> None:
+def purity(_: CheckContext, call: Call) -> None:
     """Arguments come back unchanged, and read-only arrays will do."""
-    del context
     expect_pure(call.name, call.function, *call.arguments)
 
 
@@ -230,9 +225,8 @@ def _compare(
     "Single precision does not stay single precision, or is far less accurate than it should be.",
     around=in_single_precision,
 )
-def dtypes(context: CheckContext, call: Call) -> None:
+def dtypes(_: CheckContext, call: Call) -> None:
     """float32 in, float32 out, and close to float64."""
-    del context
     if call.any_namespace:
         narrow = [np.float32(a) if a.dtype.kind == "f" else a for a in call.arguments]
         wide = [np.float64(a) if a.dtype.kind == "f" else a for a in narrow]
@@ -244,9 +238,8 @@ def dtypes(context: CheckContext, call: Call) -> None:
     "It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
     around=elsewhere,
 )
-def namespace(context: CheckContext, call: Call, backend: Backend) -> None:
+def namespace(_: CheckContext, call: Call, backend: Backend) -> None:
     """The strict array API on another device gives the numbers of NumPy."""
-    del context
     if call.any_namespace:
         there = [backend.asarray(a) for a in call.arguments]
         exact = np.asarray(call.function(*call.arguments))

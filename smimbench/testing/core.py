@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 import traceback
+import unittest
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ class CheckFailed(AssertionError):
     """An item does not do what its contract says."""
 
 
-class CheckSkipped(Exception):
+class CheckSkipped(unittest.SkipTest):
     """A check does not apply, or cannot be made here; the message says why."""
 
 
@@ -223,9 +224,8 @@ def each_model(context: Any) -> Iterator[tuple[Any]]:
         yield (model,)
 
 
-def judged(context: Any, run: Callable[..., None]) -> None:
+def judged(_: Any, run: Callable[..., None]) -> None:
     """Hand over one test of means, and judge it after the last case: a statistical check."""
-    del context
     test = MeanTest()
     run(test)
     test.judge()

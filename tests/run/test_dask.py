@@ -79,7 +79,7 @@ def test_a_cluster_whose_workers_die_makes_the_serial_records(tmp_path, cluster,
 
 
 @pytest.mark.slow
-def test_a_worker_that_has_lived_long_runs_the_code_of_today(tmp_path, cluster):
+def test_a_worker_that_has_lived_long_runs_the_code_of_today(tmp_path, cluster, monkeypatch):
     """The plugin's file changes between two runs: the second must not get the numbers of the first under its version."""
     address, _, _ = cluster
     plugin, found = tmp_path / "mine.py", []
@@ -89,15 +89,15 @@ def test_a_worker_that_has_lived_long_runs_the_code_of_today(tmp_path, cluster):
         new = text.replace("version: ClassVar[int] = 1", f"version: ClassVar[int] = {version}")
         plugin.write_text(new.replace("return state * 0.5", f"return state * 0.5**{version}"))
         os.utime(plugin, (time.time() + 10 * version,) * 2)
-        registry = Registry([str(plugin)])
-        cells = load_suite(suite, registry=registry).cells(registry=registry)[:1]
-        found += run_cells(cells, Store(tmp_path / f"r{version}"), dask=address, registry=registry)
+        monkeypatch.setattr("smimbench.registry.registry._current", Registry([str(plugin)]))
+        cells = load_suite(suite).cells()[:1]
+        found += run_cells(cells, Store(tmp_path / f"r{version}"), dask=address)
     assert [record["status"] for record in found] == ["ok", "ok"]
     assert [record["cell"]["algorithm"]["version"] for record in found] == [1, 2]
     assert found[0]["metrics"]["mse"] != found[1]["metrics"]["mse"]
     # A worker without the plugin, or with another version of it, says so and computes nothing.
     plugin.write_text(text)
-    (record,) = run_cells(cells, Store(tmp_path / "r3"), dask=address, registry=registry)
+    (record,) = run_cells(cells, Store(tmp_path / "r3"), dask=address)
     assert record["status"] == "failed"
     assert re.search("is version 1 .* the cell asks for version 2", record["reason"])
 

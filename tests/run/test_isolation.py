@@ -118,12 +118,12 @@ def hostile(folder, names) -> list[str]:
     return paths
 
 
-def records_of(folder, registry, algorithms, limits=None, seeds=1):
+def records_of(folder, algorithms, limits=None, seeds=1):
     """Records by label and sample ratio; what is told by a clock is left out."""
     suite = write_suite(folder, suite_text(LINE, [0.5, 1.0], 20, seeds, *algorithms))
-    cells = load_suite(suite, registry=registry).cells(registry=registry)
+    cells = load_suite(suite).cells()
     store = Store(folder / "results")
-    run_cells(cells, store, registry=registry, isolated=True, workers=2, limits=limits)
+    run_cells(cells, store, isolated=True, workers=2, limits=limits)
     found = {}
     for record in store.load().values():
         kept = {name: value for name, value in record.items() if name not in CLOCKS}
@@ -140,13 +140,13 @@ def siblings_with(tmp_path, names) -> None:
     """The records of what ships are those of a run without these plugins; nothing is missing."""
     (tmp_path / "alone").mkdir()
     (tmp_path / "mixed").mkdir()
-    alone = records_of(tmp_path / "alone", Registry(), OURS)
+    alone = records_of(tmp_path / "alone", OURS)
     registry = Registry(hostile(tmp_path, names))
     assert not [plugin.problems for plugin in registry.plugins if plugin.failed]
     set_registry(registry)
     try:
         bad = [f'name = "hostile-{name}"' for name in names]
-        mixed = records_of(tmp_path / "mixed", registry, [*bad, *OURS], Limits(seconds=20.0))
+        mixed = records_of(tmp_path / "mixed", [*bad, *OURS], Limits(seconds=20.0))
     finally:
         set_registry(None)
     assert len(mixed) == len(alone) + 2 * len(names)
@@ -175,8 +175,8 @@ def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
     suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "loud"', 'name = "quiet"'))
     set_registry(registry)
     try:
-        cells = load_suite(suite, registry=registry).cells(registry=registry)
-        records = run_cells(cells, Store(tmp_path / "r"), registry=registry, isolated=True)
+        cells = load_suite(suite).cells()
+        records = run_cells(cells, Store(tmp_path / "r"), isolated=True)
     finally:
         set_registry(None)
     said = {record["algorithm"]: record["output"] for record in records}
@@ -184,7 +184,7 @@ def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
     assert "/loud" in registry.foreign_path
 
 
-def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path):
+def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path, monkeypatch):
     """It has left the session, its parent is gone, and it holds the pipe of the records."""
     mark = tmp_path / "grandchild"
     act = f"""if os.fork() == 0:
@@ -196,11 +196,11 @@ def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path):
         time.sleep(0.5)"""
     plugin = tmp_path / "detaching.py"
     plugin.write_text(TEMPLATE.replace("{name}", "detaching").replace("{act}", act))
-    registry = Registry([str(plugin)])
+    monkeypatch.setattr("smimbench.registry.registry._current", Registry([str(plugin)]))
     suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "detaching"'))
-    cells = load_suite(suite, registry=registry).cells(registry=registry)
+    cells = load_suite(suite).cells()
     begin = time.monotonic()
-    (record,) = run_cells(cells, Store(tmp_path / "r"), registry=registry, isolated=True)
+    (record,) = run_cells(cells, Store(tmp_path / "r"), isolated=True)
     assert record["status"] == "ok"
     assert time.monotonic() - begin < 45  # not the 60 s of the grandchild
     pid = int(mark.read_text())

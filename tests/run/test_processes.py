@@ -27,20 +27,20 @@ ENDS = {
 def test_one_process_outlives_every_end(tmp_path, registry):
     """One worker, cell after cell: each bad one fails with its reason, and the last is as good as alone."""
     cells = [c for c in cells_of(tmp_path, registry, *ENDS, "quiet") if c.replicate == 0 and c.alpha == 0.5]
-    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, isolated=True)
+    records = run_cells(cells, Store(tmp_path / "results"), isolated=True)
     assert [record["algorithm"] for record in records] == [*ENDS, "quiet"]
     found = {record["algorithm"]: record for record in records}
     assert {name: found[name]["reason"] for name in ENDS} == ENDS
     assert {found[name]["status"] for name in ENDS} == {"failed"}
     assert "faulthandler" in found["faulter"]["output"] or "Segmentation fault" in found["faulter"]["output"]
-    alone = run_cells(cells[-1:], Store(tmp_path / "alone"), registry=registry)
+    alone = run_cells(cells[-1:], Store(tmp_path / "alone"))
     assert numbers(found["quiet"]) == numbers(alone[0])
     assert len(Store(tmp_path / "results").load()) == len(cells)
 
 
 def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
     cells = cells_of(tmp_path, registry, "dies-once", **{"algorithms[0].flag": f'"{tmp_path / "flag"}"'})[:2]
-    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, isolated=True)
+    records = run_cells(cells, Store(tmp_path / "results"), isolated=True)
     assert [record["status"] for record in records] == ["ok", "ok"]
 
 
@@ -48,7 +48,7 @@ def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
 def test_a_step_that_never_returns_ends_at_the_time_limit(tmp_path, registry, name):
     cells = cells_of(tmp_path, registry, name, "quiet", **{"run.timeout": 0.5})[:2]
     begin = time.monotonic()
-    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, workers=2)
+    records = run_cells(cells, Store(tmp_path / "results"), workers=2)
     assert time.monotonic() - begin < 60
     found = {record["algorithm"]: record for record in records}
     assert found[name]["status"] == "timeout"
@@ -64,7 +64,7 @@ def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
         for one in underway:
             seen[one.task.arguments[0].key].append(one.iterations)
 
-    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, isolated=True, on_look=look)
+    records = run_cells(cells, Store(tmp_path / "results"), isolated=True, on_look=look)
     made = {record["key"]: record["iterations"] for record in records}
     for key, looks in seen.items():
         assert len(looks) >= 5
@@ -74,10 +74,9 @@ def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
 
 def test_limits_of_a_cell_hold_whatever_the_suite_says(tmp_path, registry):
     (endless, *_), (hoarder, *_) = (cells_of(tmp_path, registry, name) for name in ("endless", "hoarder"))
-    how = {"registry": registry, "isolated": True}
-    (late,) = run_cells([endless], Store(tmp_path / "a"), limits=Limits(seconds=0.5), **how)
+    (late,) = run_cells([endless], Store(tmp_path / "a"), limits=Limits(seconds=0.5), isolated=True)
     assert (late["status"], late["reason"]) == ("timeout", "the cell took more than 0.5 s; ended from outside")
-    (large,) = run_cells([hoarder], Store(tmp_path / "b"), limits=Limits(memory=400 << 20), **how)
+    (large,) = run_cells([hoarder], Store(tmp_path / "b"), limits=Limits(memory=400 << 20), isolated=True)
     assert large["status"] == "failed"
     assert "GB, more than 0.391; ended from outside" in large["reason"]
 
@@ -86,7 +85,7 @@ def test_a_budget_ends_a_run_and_leaves_the_rest_to_be_run(tmp_path, registry):
     cells = cells_of(tmp_path, registry, "endless")
     begin = time.monotonic()
     limits = Limits(budget=1.0)
-    assert run_cells(cells, Store(tmp_path / "a"), registry=registry, isolated=True, limits=limits) == []
+    assert run_cells(cells, Store(tmp_path / "a"), isolated=True, limits=limits) == []
     assert 1 < time.monotonic() - begin < 30
     assert Store(tmp_path / "a").load() == {}
 

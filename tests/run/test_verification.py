@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.record import document_text, sealed, text_of
 from smimbench.run.store import Store
@@ -148,7 +147,7 @@ def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, 
 def test_no_time_limit_ends_a_cell_that_is_run_again(tmp_path):
     cell = load_suite(write_suite(tmp_path, SUITE), ["run.timeout=1e-9"]).cells()[0]
     assert run_cell(cell)["status"] == "timeout"
-    ((same, record),) = untimed([cell], 1, get_registry())
+    ((same, record),) = untimed([cell], 1)
     assert (same, record["status"]) == (cell, "ok")
 
 

@@ -273,7 +273,7 @@ def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
     plugin.write_text(CHANNEL.replace('"twice"', '"linear"'))
     registry = Registry([str(plugin)])
     text = SUITE.replace('name = "linear", noise = 0.2', 'name = "mine:linear", gain = 3.0')
-    cell = load_suite(write_suite(tmp_path, text), registry=registry).cells(registry=registry)[0]
+    cell = load_suite(write_suite(tmp_path, text), registry=registry).cells()[0]
     assert cell.problem["channel"]["distribution"] == "mine"
     problem, _ = cell.rebuild(registry)
     assert problem.channel.gain == 3.0
@@ -477,17 +477,10 @@ def test_shipped_references_disappear_where_a_parameter_differs(tmp_path, capsys
     assert err.count("published values of another problem are left out") == 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (
-            'name = "sequence-multi-index"',
-            "name = [1979-05-27]",
-            "problem.model.name: must be a string, got datetime.date",
-        ),
-        ("tokens = 2", "tokens = [07:32:00, 07:32:00]", "datetime.time(7, 32) stands there twice, as entries 0 and 1"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ('name = "sequence-multi-index"', "name = [1979-05-27]", "problem.model.name: must be a string, got datetime.date"),
+    ("tokens = 2", "tokens = [07:32:00, 07:32:00]", "datetime.time(7, 32) stands there twice, as entries 0 and 1"),
+])  # fmt: skip
 def test_dates_are_one_line(tmp_path, old, new, said):
     with pytest.raises(SuiteError, match=re.escape(said)):
         load_suite(write_suite(tmp_path, SUITE.replace(old, new)))

@@ -246,132 +246,101 @@ PEEKS = "peeks at the teacher: overlap with a teacher that no label knows"
 SEED = "ignores its seed: every seed gives the same estimate"
 
 
-@pytest.mark.parametrize(
-    ("item", "messages", "others"),
-    [
-        # channels
-        (HARDMAX, {"nishimori": LAW, "posterior": "E[z | y] of a sample", "gradient": "log_partition changes by"}, ()),
-        (
-            spoiled(LINEAR, posterior=lambda p, *_: p._replace(covariance=0.9 * p.covariance)),
-            {"nishimori": "its covariance is not that of its own errors"},
-            ("gradient",),
+@pytest.mark.parametrize(("item", "messages", "others"), [
+    # channels
+    (HARDMAX, {"nishimori": LAW, "posterior": "E[z | y] of a sample", "gradient": "log_partition changes by"}, ()),
+    (
+        spoiled(LINEAR, posterior=lambda p, *_: p._replace(covariance=0.9 * p.covariance)),
+        {"nishimori": "its covariance is not that of its own errors"},
+        ("gradient",),
+    ),
+    (
+        spoiled(LINEAR, posterior=lambda p, *_: p._replace(mean=p.mean + 0.02)),
+        {"nishimori": "its mean overlooks what the label tells"},
+        (),
+    ),
+    (spoiled(LINEAR, information=lambda u, *_: u._replace(value=1.05 * u.value)), {"nishimori": "information at V = "}, ()),
+    (spoiled(SequenceSoftmax(tokens=2), vjp=lambda g, *_: 0.5 * g), {"vjp": "differs from finite differences"}, ()),
+    (spoiled(SequenceSoftmax(tokens=2), symmetry="none"), {"symmetry": "no label sees the change of signs [-1"}, ()),
+    (spoiled(LINEAR, symmetry="signs"), {"symmetry": "labels change when components are moved by [[-1"}, ()),
+    (WorkedOver(wrong="factor"), {"likelihood": "log_likelihood is not that of forward"}, ()),
+    (WorkedOver(wrong="sign"), {"likelihood": "log_likelihood is not that of forward"}, ()),
+    (WorkedOver(wrong="nan"), {"likelihood": "log_likelihood must be finite for labels that forward has drawn"}, ()),
+    (WorkedOver(wrong="own generator"), {"samples": "depends on the other samples, or on a generator of its own"}, ()),
+    (WorkedOver(wrong="default generator"), {"bad_input": "forward draws noise without rng, and returns"}, ()),
+    (WorkedOver(wrong="global generator"), {"determinism": "forward: labels draws from NumPy's global generator"}, ()),
+    (WorkedOver(wrong="writes"), {"purity": "forward: labels writes into its arguments"}, ()),
+    (WorkedOver(wrong="wide"), {"dtypes": "forward: labels must be float32 like its inputs, got float64", "namespace": ""}, ()),
+    (WorkedOver(), {"bad_parameters": "noise = -1 is accepted"}, ("posterior",)),
+    # priors
+    (
+        spoiled(Gaussian(), denoise=lambda d, *_: Denoised(1.05 * d.estimate, d.V)),
+        {
+            "nishimori": "the estimate is not the mean of the law it was drawn from",
+            "derivative": "derivative of the estimate minus V",
+        },
+        ("moments",),
+    ),
+    (
+        spoiled(Wishart(rho=0.5), denoise=lambda d, *_: Denoised(1.03 * d.estimate, d.V)),
+        {"nishimori": "the estimate is not the mean of the law it was drawn from"},
+        ("moments",),
+    ),
+    (
+        spoiled(Gaussian(), overlap=lambda o, *_: o._replace(Q=o.Q - SHIFT(o), V=o.V + SHIFT(o))),
+        {"state_evolution": "simulated", "nishimori": "V in units of the variance is"},
+        ("derivative",),
+    ),
+    (Growing(), {"shapes": "log_density: must belong to a law with a finite variance"}, "all"),
+    (spoiled(Gaussian(), sample=lambda S, *_: 1.1 * S), {"moments": "overlap of signals with themselves"}, ()),
+    # models
+    (
+        spoiled(AttentionIndexed(tokens=2), forward=lambda z, X, S: z + 0 * np.einsum("nti,ntj->nij", X, X).sum()),
+        {"memory": "MB in addition to"},
+        (),
+    ),
+    (spoiled(SequenceMultiIndex(tokens=2), adjoint=lambda g, *_: 0.5 * g), {"transpose": "adjoint_scale"}, ()),
+    (spoiled(AttentionIndexed(tokens=2), forward=lambda z, *_: z * DIAGONAL), {"latents": "covariance of the latents"}, ()),
+    # algorithms
+    (Plain(), {}, "all"),
+    (Peeker(), {"no_peeking": PEEKS}, ()),
+    (FramePeeker(), {"no_peeking": PEEKS}, ()),
+    (ClosurePeeker(), {"no_peeking": PEEKS}, ()),
+    (HeapPeeker(), {"no_peeking": PEEKS}, ()),
+    (Vandal(), {"data_unchanged": "modifies its data: data.labels have changed"}, "all"),
+    (
+        spoiled(Plain(), start=lambda *_: np.random.default_rng(7)),
+        {"seed": SEED},
+        ("determinism", "no_peeking", "data_unchanged"),
+    ),
+    (OwnNumbers(), {"seed": SEED}, ("determinism", "no_peeking", "data_unchanged")),
+    (OwnOrder(), {"seed": SEED}, ("determinism", "no_peeking", "data_unchanged")),
+    (spoiled(Plain(), start=lambda *_: np.random.default_rng()), {"determinism": "the same seed gives other"}, ()),
+    (spoiled(Plain(), start=lambda *_: np.random), {"determinism": "NumPy's global generator"}, ()),
+    (Climber(), {"learns": "a step in the wrong direction, or a rate that is too large"}, ("determinism",)),
+    (Adam(), {}, ("learns",)),
+    (InPlace(), {"state_copies": "changes the estimate that was handed out before"}, ()),
+    (spoiled(Plain(), estimate=lambda w, *_: w[:, 1:]), {"shapes": "must have shape"}, ()),
+    (Fragile(), {"runs": "ZeroDivisionError: nothing to divide by"}, ()),
+    (Opaque(), {"parameters": "no plain JSON value"}, ()),
+    # metrics
+    (MSE(), {}, "all"),
+    (spoiled(MSE(), measure=lambda found, *_: [*found, 0.0]), {"values": "per_component says"}, ()),
+    (spoiled(MSE(), measure=lambda found, *_: [math.inf for _ in found]), {"values": "JSON cannot hold"}, ()),
+    (spoiled(MSE(), measure=written_to), {"values": "writes to the estimate"}, ()),
+    (Silent(), {"values": "without saying why"}, ()),
+    (Raw(), {"invariance": "moved by a symmetry"}, ()),
+    (spoiled(MSE(), direction="higher"), {"truth": "worse than"}, ()),
+    (spoiled(MSE(), theory=lambda *_: ([], [])), {"theory": "theory returns 0 values"}, ()),
+    (
+        spoiled(
+            MSE(),
+            theory=lambda found, problem, point: ([math.inf] * problem.components, [0.0] * problem.components),
         ),
-        (
-            spoiled(LINEAR, posterior=lambda p, *_: p._replace(mean=p.mean + 0.02)),
-            {"nishimori": "its mean overlooks what the label tells"},
-            (),
-        ),
-        (
-            spoiled(LINEAR, information=lambda u, *_: u._replace(value=1.05 * u.value)),
-            {"nishimori": "information at V = "},
-            (),
-        ),
-        (spoiled(SequenceSoftmax(tokens=2), vjp=lambda g, *_: 0.5 * g), {"vjp": "differs from finite differences"}, ()),
-        (
-            spoiled(SequenceSoftmax(tokens=2), symmetry="none"),
-            {"symmetry": "no label sees the change of signs [-1"},
-            (),
-        ),
-        (spoiled(LINEAR, symmetry="signs"), {"symmetry": "labels change when components are moved by [[-1"}, ()),
-        (WorkedOver(wrong="factor"), {"likelihood": "log_likelihood is not that of forward"}, ()),
-        (WorkedOver(wrong="sign"), {"likelihood": "log_likelihood is not that of forward"}, ()),
-        (
-            WorkedOver(wrong="nan"),
-            {"likelihood": "log_likelihood must be finite for labels that forward has drawn"},
-            (),
-        ),
-        (
-            WorkedOver(wrong="own generator"),
-            {"samples": "depends on the other samples, or on a generator of its own"},
-            (),
-        ),
-        (WorkedOver(wrong="default generator"), {"bad_input": "forward draws noise without rng, and returns"}, ()),
-        (
-            WorkedOver(wrong="global generator"),
-            {"determinism": "forward: labels draws from NumPy's global generator"},
-            (),
-        ),
-        (WorkedOver(wrong="writes"), {"purity": "forward: labels writes into its arguments"}, ()),
-        (
-            WorkedOver(wrong="wide"),
-            {"dtypes": "forward: labels must be float32 like its inputs, got float64", "namespace": ""},
-            (),
-        ),
-        (WorkedOver(), {"bad_parameters": "noise = -1 is accepted"}, ("posterior",)),
-        # priors
-        (
-            spoiled(Gaussian(), denoise=lambda d, *_: Denoised(1.05 * d.estimate, d.V)),
-            {
-                "nishimori": "the estimate is not the mean of the law it was drawn from",
-                "derivative": "derivative of the estimate minus V",
-            },
-            ("moments",),
-        ),
-        (
-            spoiled(Wishart(rho=0.5), denoise=lambda d, *_: Denoised(1.03 * d.estimate, d.V)),
-            {"nishimori": "the estimate is not the mean of the law it was drawn from"},
-            ("moments",),
-        ),
-        (
-            spoiled(Gaussian(), overlap=lambda o, *_: o._replace(Q=o.Q - SHIFT(o), V=o.V + SHIFT(o))),
-            {"state_evolution": "simulated", "nishimori": "V in units of the variance is"},
-            ("derivative",),
-        ),
-        (Growing(), {"shapes": "log_density: must belong to a law with a finite variance"}, "all"),
-        (spoiled(Gaussian(), sample=lambda S, *_: 1.1 * S), {"moments": "overlap of signals with themselves"}, ()),
-        # models
-        (
-            spoiled(AttentionIndexed(tokens=2), forward=lambda z, X, S: z + 0 * np.einsum("nti,ntj->nij", X, X).sum()),
-            {"memory": "MB in addition to"},
-            (),
-        ),
-        (spoiled(SequenceMultiIndex(tokens=2), adjoint=lambda g, *_: 0.5 * g), {"transpose": "adjoint_scale"}, ()),
-        (
-            spoiled(AttentionIndexed(tokens=2), forward=lambda z, *_: z * DIAGONAL),
-            {"latents": "covariance of the latents"},
-            (),
-        ),
-        # algorithms
-        (Plain(), {}, "all"),
-        (Peeker(), {"no_peeking": PEEKS}, ()),
-        (FramePeeker(), {"no_peeking": PEEKS}, ()),
-        (ClosurePeeker(), {"no_peeking": PEEKS}, ()),
-        (HeapPeeker(), {"no_peeking": PEEKS}, ()),
-        (Vandal(), {"data_unchanged": "modifies its data: data.labels have changed"}, "all"),
-        (
-            spoiled(Plain(), start=lambda *_: np.random.default_rng(7)),
-            {"seed": SEED},
-            ("determinism", "no_peeking", "data_unchanged"),
-        ),
-        (OwnNumbers(), {"seed": SEED}, ("determinism", "no_peeking", "data_unchanged")),
-        (OwnOrder(), {"seed": SEED}, ("determinism", "no_peeking", "data_unchanged")),
-        (spoiled(Plain(), start=lambda *_: np.random.default_rng()), {"determinism": "the same seed gives other"}, ()),
-        (spoiled(Plain(), start=lambda *_: np.random), {"determinism": "NumPy's global generator"}, ()),
-        (Climber(), {"learns": "a step in the wrong direction, or a rate that is too large"}, ("determinism",)),
-        (Adam(), {}, ("learns",)),
-        (InPlace(), {"state_copies": "changes the estimate that was handed out before"}, ()),
-        (spoiled(Plain(), estimate=lambda w, *_: w[:, 1:]), {"shapes": "must have shape"}, ()),
-        (Fragile(), {"runs": "ZeroDivisionError: nothing to divide by"}, ()),
-        (Opaque(), {"parameters": "no plain JSON value"}, ()),
-        # metrics
-        (MSE(), {}, "all"),
-        (spoiled(MSE(), measure=lambda found, *_: [*found, 0.0]), {"values": "per_component says"}, ()),
-        (spoiled(MSE(), measure=lambda found, *_: [math.inf for _ in found]), {"values": "JSON cannot hold"}, ()),
-        (spoiled(MSE(), measure=written_to), {"values": "writes to the estimate"}, ()),
-        (Silent(), {"values": "without saying why"}, ()),
-        (Raw(), {"invariance": "moved by a symmetry"}, ()),
-        (spoiled(MSE(), direction="higher"), {"truth": "worse than"}, ()),
-        (spoiled(MSE(), theory=lambda *_: ([], [])), {"theory": "theory returns 0 values"}, ()),
-        (
-            spoiled(
-                MSE(),
-                theory=lambda found, problem, point: ([math.inf] * problem.components, [0.0] * problem.components),
-            ),
-            {"theory": "theory says inf"},
-            (),
-        ),
-    ],
-)
+        {"theory": "theory says inf"},
+        (),
+    ),
+])  # fmt: skip
 def test_what_is_wrong_is_found(item, messages, others):
     found = failures(item, *(() if others == "all" else (*messages, *others)))
     assert set(found) == set(messages)
