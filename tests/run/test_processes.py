@@ -115,5 +115,4 @@ def test_a_dry_run_tries_plugins_where_they_can_be_ended(tmp_path, registry, mon
     begin = time.monotonic()
     found = cost.estimate_cost(cells, 1)
     assert time.monotonic() - begin < 60
-    assert found.cells == 8
     assert found.seconds > 0
