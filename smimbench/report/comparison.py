@@ -25,6 +25,22 @@ ORDER = (GONE, "worse", "only before", "differs", "within noise", "only after")
 """Verdicts, worst first; all others come after them."""
 
 
+SHARED = (
+    "problem", "algorithm", "backend", "alpha", "dimension", "metric", "component", "identity", "component_word",
+    "dimension_letter",
+)  # fmt: skip
+THEORY = ("theory", "own_theory", "own_theory_error", "no_theory", "bayes")
+EACH = {
+    "": "mean",
+    "_sem": "sem",
+    "_seconds": "per_iteration",
+    "_own_z": "own_z",
+    "_ratio_to_bayes": "ratio_to_bayes",
+    "_n": "n",
+}
+"""Numbers that an entry has of both tables, by the ending of their keys."""
+
+
 def compare_rows(before: Sequence[JsonObject], after: Sequence[JsonObject]) -> list[JsonObject]:
     """Match rows of two tables by what was run and judge the change of each error and of each time.
 
@@ -41,28 +57,10 @@ def compare_rows(before: Sequence[JsonObject], after: Sequence[JsonObject]) -> l
     found = []
     for place in dict.fromkeys((*old, *new)):
         a, b = old.get(place), new.get(place)
-        entry: JsonObject = {
-            key: (b or a or {}).get(key)
-            for key in (
-                "problem",
-                "algorithm",
-                "backend",
-                "alpha",
-                "dimension",
-                "metric",
-                "component",
-                "identity",
-                "component_word",
-                "dimension_letter",
-            )
-        }
-        for key, name in (("", "mean"), ("_sem", "sem"), ("_seconds", "per_iteration")):
+        entry: JsonObject = {key: (b or a or {}).get(key) for key in SHARED}
+        for key, name in EACH.items():
             entry[f"before{key}"], entry[f"after{key}"] = (a or {}).get(name), (b or {}).get(name)
-        for key in ("own_z", "ratio_to_bayes", "n"):
-            entry[f"before_{key}"], entry[f"after_{key}"] = (a or {}).get(key), (b or {}).get(key)
-        entry |= {
-            key: (b or a or {}).get(key) for key in ("theory", "own_theory", "own_theory_error", "no_theory", "bayes")
-        }
+        entry |= {key: (b or a or {}).get(key) for key in THEORY}
         entry |= _judge_change(entry, a, b)
         entry["time_percent"] = _time_change(a, b)
         found.append(entry)

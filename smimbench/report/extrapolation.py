@@ -7,13 +7,12 @@ how far it is from theory, and the extrapolation whether that is a correction or
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
 from smimbench.numerics.size_laws import extrapolate, law_name, pooled_errors
 from smimbench.numerics.statistics import normal_score
-from smimbench.report.labels import grouped
+from smimbench.report.labels import grouped, summed_statuses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,17 +49,14 @@ def extrapolated_rows(rows: Sequence[JsonObject], target: float = 1e-3) -> list[
     The number of samples is rounded, so that the sample ratio really used depends a little on D. What is fitted are the values at
     the sample ratio of the largest D: the others are moved there by the difference of theory between the two.
     """
-    keys = ("algorithm", "backend", "nominal_alpha", "metric", "component")
+    keys = ("problem", "algorithm", "backend", "nominal_alpha", "metric", "component")
 
     def what(row: JsonObject) -> tuple[Any, ...]:
-        return (row["problem"], *(row[key] for key in keys), canonical_json(row["identity"]))
+        return (*(row[key] for key in keys), canonical_json(row["identity"]))
 
-    found = []
-    for members in grouped((row for row in rows if "nominal_alpha" in row), what).values():
-        entry = _extrapolated_row(sorted(members, key=lambda row: row["dimension"]), target)
-        if entry is not None:
-            found.append(entry)
-    return found
+    groups = grouped((row for row in rows if "nominal_alpha" in row), what).values()
+    found = (_extrapolated_row(sorted(members, key=lambda row: row["dimension"]), target) for members in groups)
+    return [entry for entry in found if entry is not None]
 
 
 def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObject | None:
@@ -78,14 +74,10 @@ def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObjec
     floors = [max(float(errors[i]), 1e-9 * abs(values[i]), 1e-9 * target) for i in used]
     result = extrapolate([sizes[i] for i in used], [values[i] for i in used], floors, dof)
     fit, theory = result.fit, last["theory"]
-    statuses: Counter[str] = Counter()
-    for row in members:
-        statuses.update(row["status_counts"])
     verdict = _against_theory(fit.limit, result.error, dof, theory, last["theory_error"], target)
-    named = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity")
-    copied = ("component_word", "dimension_letter", "own_theory", "own_theory_error", "no_theory", "own_coefficient")
+    copied = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity", "component_word",
+              "dimension_letter", "own_theory", "own_theory_error", "no_theory", "own_coefficient")  # fmt: skip
     return {
-        **{key: last[key] for key in named},
         **{key: last.get(key) for key in copied},
         "own_z": None if last.get("own_theory") is None else verdict["z"],
         "alpha": last["nominal_alpha"],
@@ -101,7 +93,7 @@ def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObjec
         "exponent": {name: getattr(result.exponent, name) for name in ("value", "low", "high", "p_value")},
         **verdict,
         "n": sum(row["n"] for row in runs),
-        "status_counts": dict(statuses),
+        "status_counts": summed_statuses(members),
         "curve": {"exponents": list(fit.law), "coefficients": fit.coefficients.tolist()},
         "points": [
             {"dimension": sizes[i], "n": runs[i]["n"], "mean": runs[i]["mean"], "moved": values[i], "error": error}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
@@ -47,6 +48,14 @@ def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[An
     for row in rows:
         found.setdefault(key(row), []).append(row)
     return found
+
+
+def summed_statuses(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many runs of all these rows ended with each status."""
+    statuses: Counter[str] = Counter()
+    for row in rows:
+        statuses.update(row["status_counts"])
+    return dict(statuses)
 
 
 def names_with_backend(rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:

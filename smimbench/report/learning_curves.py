@@ -4,6 +4,7 @@ algorithm with the predicted trajectory.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,12 +18,13 @@ from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, FLOOR, end_marker, floor_of, line_name, looks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.problem.problem import Problem
     from smimbench.run.store import Store
     from smimbench.run.theory_cache import TheoryCache
-    from smimbench.suite.cells import Suite
+    from smimbench.suite.cells import Cell, Suite
 
 Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
@@ -60,13 +62,28 @@ def left_out(chosen: Sequence[Any], places: Collection[Any], what: str = "proble
     return "" if len(chosen) == len(places) else f" {len(chosen)} of {len(places)} combinations of {what}."
 
 
+def _problem_of(suite: Suite, label: str) -> Problem:
+    return next(plan.problem for plan in suite.plans if plan.label == label)
+
+
 def _place_panel(suite: Suite, place: Place, xlabel: str, ylabel: str) -> tuple[Any, Panel, JsonObject]:
     """The problem of a place, its panel without series, and its columns in the CSV."""
     label, alpha, dimension = place
-    problem = next(plan.problem for plan in suite.plans if plan.label == label)
+    problem = _problem_of(suite, label)
     title = f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
     about = {"problem": label, "alpha": alpha, "dimension": dimension}
     return problem, Panel(title, xlabel, ylabel, [], label, xlog=True), about
+
+
+def _trajectories(
+    pairs: Sequence[Pair], store: Store, metric: str
+) -> Iterator[tuple[tuple[Place, str, JsonObject], JsonObject]]:
+    """Place, algorithm and record, and the trajectory, of runs that measured a metric on their way."""
+    for cell, record in pairs:
+        trajectory = store.trajectory(record)
+        if trajectory is not None and metric in trajectory:
+            place = (cell.problem_label, cell.alpha, cell.dimension)
+            yield (place, cell.algorithm_label, record), trajectory
 
 
 # -- against samples ------------------------------------------------------------------------------------------------------
@@ -85,18 +102,14 @@ def learning_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, stor
         return None
     counted: list[Run] = []
     whole: list[Run] = []
-    for cell, record in pairs:
-        trajectory = store.trajectory(record)
-        if trajectory is None or metric not in trajectory:
-            continue
-        about = (cell.problem_label, cell.alpha, cell.dimension), cell.algorithm_label, record
+    for about, trajectory in _trajectories(pairs, store, metric):
         samples, values = np.asarray(trajectory.get("samples", ()), dtype=float), np.asarray(trajectory[metric])
         iterations = np.asarray(trajectory["iteration"], dtype=float)
         if (known := np.isfinite(samples) & (samples > 0)).sum() > 1:
             counted.append(Run(*about, samples[known], values[known]))
         elif len(iterations) > 2:  # all samples in every iteration
             later = iterations > 0
-            whole.append(Run(*about, iterations[later] * float(record["samples"]), values[later]))
+            whole.append(Run(*about, iterations[later] * float(about[-1]["samples"]), values[later]))
     places = {run.place for run in counted}
     panels = grouped([run for run in counted + whole if run.place in places], lambda run: run.place)
     if not panels:
@@ -116,35 +129,34 @@ def learning_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, stor
 
 
 def _learning_panel(suite: Suite, place: Place, metric: str, runs: list[Run], cache: TheoryCache) -> Panel:
-    about = find_metric(metric)
+    about, looks = find_metric(metric), looks_of(suite)
     problem, panel, at = _place_panel(suite, place, "samples processed", about.label)
     first, last = min(run.x[0] for run in runs), max(run.x[-1] for run in runs)
-    held = float(runs[0].record.get("samples", problem.model.sample_count(*place[1:])))
+    held, curve = float(runs[0].record["samples"]), is_cheap(problem)
     fresh = max((run.x[-1] for run in runs if draws_fresh(run.record["cell"]["algorithm"])), default=0.0)
-    word, count, curve = component_word(problem), runs[0].values.shape[1], is_cheap(problem)
+    count = runs[0].values.shape[1]
+
+    def named(name: str, component: int) -> str:
+        return line_name(name, component_word(problem), component if count > 1 else None)
+
     # Without a curve (costly theory) the line is that of the whole data set, and says so.
     lines = [(first, held, "Bayes-optimal" if curve or first >= held else "Bayes-optimal, whole data set", "--")]
     if curve and fresh > held:
         lines.append((max(first, held), fresh, "Bayes-optimal, fresh samples", ":"))
-    reaches_zero = False
     for start, stop, name, dashes in lines:
         seen = np.geomspace(start, stop, 40) if curve and start < stop else np.array([stop])
         ratios = [problem.model.sample_ratio(max(1, round(n)), place[2]) for n in seen]
-        points = (cache.curve(problem, ratios) if curve else None) or cache.points_at_hand(problem, ratios)
-        if points is None:
-            continue
+        points = (cache.curve(problem, ratios) if curve else None) or cache.points_at_hand(problem, ratios) or ()
         expected = [theory_of(about, problem, branches[0], count)[0] for branches in points]
-        for component in range(count):
-            values = [found[component] for found in expected]
+        for component, values in enumerate(zip(*expected)):
             if values[-1] is None:
                 continue
-            reaches_zero = reaches_zero or values[-1] <= ZERO * suite.run.target
             x = [*(seen if len(seen) > 1 else [first]), max(last, stop)]
-            y = [*(values if len(seen) > 1 else values[-1:]), values[-1]]
-            title = line_name(name, word, component if count > 1 else None)
+            y = [*values, values[-1]]
+            title = named(name, component)
             style = {"color": "black" if count == 1 else COLORS[component], "lw": 1.4, "ls": dashes, "zorder": 2}
             panel.series.append(Series(title, x, y, style, table({**at, "what": title}, samples=x, value=y)))
-    looks = looks_of(suite)
+    reaches_zero = any(series.y[-1] <= ZERO * suite.run.target for series in panel.series)
     for i, (algorithm, members) in enumerate(grouped(runs, lambda run: run.algorithm).items()):
         for component in range(count):
             style = {"color": looks[algorithm].color, "ls": "-"}
@@ -152,7 +164,7 @@ def _learning_panel(suite: Suite, place: Place, metric: str, runs: list[Run], ca
                 style = {"color": COLORS[component % len(COLORS)], "ls": ("-", "-.", ":", (0, (5, 1)))[i % 4]}
             thin = {**style, "lw": 0.6, "alpha": 0.3, "zorder": 1}
             panel.series += [Series("", run.x, run.values[:, component], thin) for run in members]
-            name = line_name(algorithm, word, component if count > 1 else None)
+            name = named(algorithm, component)
             x, y = median_curve([(run.x, run.values[:, component]) for run in members])
             if len(x):
                 style |= {"lw": 1.8, **end_marker(looks[algorithm])}
@@ -188,21 +200,17 @@ def seconds_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store
     a band the range from quartile to quartile. None where a single algorithm was run.
     """
     runs: list[Run] = []
-    for cell, record in pairs:
-        trajectory = store.trajectory(record)
-        if trajectory is not None and "mse" in trajectory:
-            lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
-            seconds = np.asarray(trajectory["seconds"], dtype=float) + lost
-            error = np.asarray(trajectory["mse"]).sum(axis=1)
-            if (there := np.isfinite(error) & (seconds > 0)).any():
-                place = (cell.problem_label, cell.alpha, cell.dimension)
-                runs.append(Run(place, cell.algorithm_label, record, seconds[there], error[there]))
+    for about, trajectory in _trajectories(pairs, store, "mse"):
+        seconds = np.asarray(trajectory["seconds"], dtype=float) + (about[-1]["timing"].get("lost_seconds") or 0.0)
+        error = np.asarray(trajectory["mse"]).sum(axis=1)
+        if (there := np.isfinite(error) & (seconds > 0)).any():
+            runs.append(Run(*about, seconds[there], error[there]))
     panels = grouped(runs, lambda run: run.place)
     panels = {place: own for place, own in panels.items() if len({run.algorithm for run in own}) > 1}
     if not panels:
         return None
     chosen = chosen_panels(suite, panels)
-    trusted = all((run.record.get("timing") or {}).get("trusted") for run in runs)
+    trusted = all(run.record["timing"].get("trusted") for run in runs)
     note = "" if trusted else "Times are untrusted: cells may have run side by side."
     note = (note + left_out(chosen, panels)).strip()
     caption = f"{suite.title}: squared error against seconds. Lines: median over runs; bands: quartiles; marks: the end. {note}"
@@ -221,15 +229,15 @@ def _seconds_panel(suite: Suite, place: Place, runs: list[Run], cache: TheoryCac
         first, last = max(run.x[0] for run in members), max(run.x[-1] for run in members)
         grid = np.geomspace(first, last, 200) if last > first else np.array([last])
         read = _last_values([(run.x, run.values) for run in members], grid)
-        low, middle, high = (np.maximum(part, floor) for part in np.quantile(read, [0.25, 0.5, 0.75], axis=0))
+        low, middle, high = np.maximum(np.quantile(read, [0.25, 0.5, 0.75], axis=0), floor)
         rows = table({**at, "what": name}, seconds=grid, value=middle, quartile_1=low, quartile_3=high)
         style = {"color": looks[name].color, "ls": looks[name].dashes, **end_marker(looks[name])}
         panel.series.append(Series(name, grid, middle, style, rows, band=(low, high), algorithm=name))
     panel.ylog, panel.top = True, 3 * highest
     if bayes > floor:
-        ends = [time for run in runs for time in (run.x[0], run.x[-1])]
+        ends = [min(run.x[0] for run in runs), max(run.x[-1] for run in runs)]
         style, rows = {"color": "black", "lw": 1.2, "zorder": 2}, [{**at, "what": "Bayes-optimal", "value": bayes}]
-        panel.series.append(Series("Bayes-optimal", [min(ends), max(ends)], [bayes, bayes], style, rows))
+        panel.series.append(Series("Bayes-optimal", ends, [bayes, bayes], style, rows))
         panel.ylim = (min(bayes, *lowest) / 1.5, 3 * highest)
     elif point:
         panel.series.append(Series("Bayes-optimal: 0", [], [], {"color": FLOOR, "lw": 2.5}))
@@ -246,19 +254,16 @@ def trajectory_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, st
     One panel for every problem, algorithm, sample ratio and dimension whose theory has a trajectory: error and overlap of every
     component against iterations, or against samples / D where samples are counted. None where no theory has a trajectory.
     """
-    problems = {plan.label: plan.problem for plan in suite.plans}
     panels = []
-    for (label, name, _, dimension), members in _by_cell(pairs).items():
-        cell, problem = members[0][0], problems[label]
-        records = [record for _, record in members]
+    for members in _by_cell(pairs):
+        cell, problem = members[0][0], _problem_of(suite, members[0][0].problem_label)
         ratio = planned_ratio(problem, cell)
-        found = own_point(cache, problem, cell, ratio, records, trajectory=True)
+        found = own_point(cache, problem, cell, ratio, [record for _, record in members], trajectory=True)
         if isinstance(found, str) or "trajectory" not in found:
             continue
-        runs = [run for record in records if (run := store.trajectory(record)) is not None and "mse" in run]
         alpha = ratio if draws_fresh(cell.algorithm) else cell.alpha  # as in tables
-        place = {"problem": label, "algorithm": name, "alpha": alpha, "dimension": dimension}
-        panels.append((place, letter(problem.model), found["trajectory"], runs))
+        runs = [trajectory for _, trajectory in _trajectories(members, store, "mse")]
+        panels.append(({**_about(cell), "alpha": alpha}, letter(problem.model), found["trajectory"], runs))
     if not panels:
         return None
     chosen = panels[:9]
@@ -272,9 +277,15 @@ def trajectory_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, st
     )  # fmt: skip
 
 
-def _by_cell(pairs: Sequence[Pair]) -> dict[tuple[str, str, float, int], list[Pair]]:
-    """Runs by problem, algorithm, sample ratio and dimension."""
-    return grouped(pairs, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].alpha, p[0].dimension))
+def _by_cell(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Runs of the same problem, algorithm, sample ratio and dimension."""
+    return list(grouped(pairs, lambda pair: tuple(_about(pair[0]).values())).values())
+
+
+def _about(cell: Cell) -> JsonObject:
+    """Columns of the CSV that say what was run."""
+    return {"problem": cell.problem_label, "algorithm": cell.algorithm_label, "alpha": cell.alpha,
+            "dimension": cell.dimension}  # fmt: skip
 
 
 def _trajectory_panel(place: JsonObject, d: str, theory: JsonObject, runs: Sequence[JsonObject]) -> Panel:
@@ -283,38 +294,38 @@ def _trajectory_panel(place: JsonObject, d: str, theory: JsonObject, runs: Seque
     if "samples" in theory:
         clock, scale, xlabel = "samples", place["dimension"], f"samples / {d}"
     at = np.asarray(theory[clock]) / scale
+    # Before the first step nothing has been counted.
+    ticks = [np.where(run["iteration"] == 0, 0.0, run[clock]) / scale for run in runs]
+    paths: dict[str, Any] = {
+        name: np.asarray(theory[name], dtype=float).reshape(len(at), -1)
+        for name in ("mse", "overlap", "mse_limit", "overlap_limit")
+        if name in theory
+    }
+    metrics = [name for name in ("mse", "overlap") if name in paths]
+    count = paths[metrics[0]].shape[1]
     series: list[Series] = []
-
-    def path(name: str) -> Any:
-        return np.asarray(theory[name], dtype=float).reshape(len(at), -1)
-
-    paths = [name for name in ("mse", "overlap") if name in theory]
-    for metric in paths:
-        label, count = find_metric(metric).label, path(metric).shape[1]
-        for component in range(count):
-            color = COLORS[(paths.index(metric) * count + component) % len(COLORS)]
-            name = f"{label} {component + 1}" if count > 1 else label
-            about = {**place, "metric": metric, "component": component + 1 if count > 1 else None}
-            curves = [("predicted", at, path(metric)[:, component], {"ls": "--", "lw": 1.6})]
-            if f"{metric}_limit" in theory:
-                limit = path(f"{metric}_limit")[:, component]
-                curves.append(("predicted as D grows", at, limit, {"ls": ":", "lw": 1.2}))
-            read = []
-            for run in runs:
-                # Before the first step nothing has been counted.
-                ticks = np.where(run["iteration"] == 0, 0.0, run[clock]) / scale
-                own = np.asarray(run[metric], dtype=float)[:, component]
-                series.append(Series("", ticks, own, {"color": color, "lw": 0.6, "alpha": 0.35}))
-                read.append(np.interp(at, ticks, own, right=np.nan))
-            if read:
-                seen = np.isfinite(read).all(axis=0)
-                curves.append(("mean of runs", at[seen], np.mean(read, axis=0)[seen], {}))
-            for what, x, y, style in curves:
-                rows = table({**about, "what": what}, **{clock: x, "value": y})
-                series.append(Series(f"{name}, {what}", x, y, {"color": color, **style}, rows,
-                                     algorithm=place["algorithm"], hidden=what == "mean of runs"))  # fmt: skip
+    for i, (metric, component) in enumerate(itertools.product(metrics, range(count))):
+        color, label = COLORS[i % len(COLORS)], find_metric(metric).label
+        name = f"{label} {component + 1}" if count > 1 else label
+        about = {**place, "metric": metric, "component": component + 1 if count > 1 else None}
+        curves = [("predicted", at, paths[metric][:, component], {"ls": "--", "lw": 1.6})]
+        if f"{metric}_limit" in paths:
+            limit = paths[f"{metric}_limit"][:, component]
+            curves.append(("predicted as D grows", at, limit, {"ls": ":", "lw": 1.2}))
+        read = []
+        for run, x in zip(runs, ticks):
+            own = np.asarray(run[metric], dtype=float)[:, component]
+            series.append(Series("", x, own, {"color": color, "lw": 0.6, "alpha": 0.35}))
+            read.append(np.interp(at, x, own, right=np.nan))
+        if read:
+            seen = np.isfinite(read).all(axis=0)
+            curves.append(("mean of runs", at[seen], np.mean(read, axis=0)[seen], {}))
+        for what, x, y, style in curves:
+            rows = table({**about, "what": what}, **{clock: x, "value": y})
+            series.append(Series(f"{name}, {what}", x, y, {"color": color, **style}, rows,
+                                 algorithm=place["algorithm"], hidden=what == "mean of runs"))  # fmt: skip
     title = f"{place['problem']}: {place['algorithm']}, α = {place['alpha']:.4g}, {d} = {place['dimension']}"
-    ylabel = ", ".join(find_metric(metric).label for metric in paths)
+    ylabel = ", ".join(find_metric(metric).label for metric in metrics)
     return Panel(title, xlabel, ylabel, series, place["problem"], ylim=(0.0, None))
 
 
@@ -327,7 +338,7 @@ def spectrum_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache) -> C
     Bars are the eigenvalues of all runs that are not zero, a line what theory predicts; the share that is zero stands in the
     legend.
     """
-    groups = list(_by_cell([pair for pair in pairs if (pair[1].get("final") or {}).get("spectrum")]).values())
+    groups = _by_cell([pair for pair in pairs if (pair[1].get("final") or {}).get("spectrum")])
     if not groups:
         return None
     chosen = spread(groups, PANELS)
@@ -339,7 +350,7 @@ def spectrum_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache) -> C
 
 def _spectrum_panel(suite: Suite, members: Sequence[Pair], cache: TheoryCache) -> Panel:
     cell, records = members[0][0], [record for _, record in members]
-    problem = next(plan.problem for plan in suite.plans if plan.label == cell.problem_label)
+    problem = _problem_of(suite, cell.problem_label)
     ratio = problem.model.sample_ratio(problem.model.sample_count(cell.alpha, cell.dimension), cell.dimension)
     point = own_point(cache, problem, cell, ratio, records)
     expected = None if isinstance(point, str) else point.get("spectrum")
@@ -354,8 +365,7 @@ def _spectrum_panel(suite: Suite, members: Sequence[Pair], cache: TheoryCache) -
         below, above = int(np.floor(min(low, edges[0]) / width)), int(np.ceil(max(high, edges[-1]) / width))
         bins = width * np.arange(below, max(above, below + 1) + 1)
     heights = np.histogram(values[there], bins)[0] / (len(values) * (bins[1] - bins[0]))
-    about = {"problem": cell.problem_label, "algorithm": cell.algorithm_label, "alpha": cell.alpha}
-    about |= {"dimension": cell.dimension}
+    about = _about(cell)
     place = f"{cell.problem_label}, {cell.algorithm_label}, α = {cell.alpha:.4g}"
 
     def rows(what: str, ends: Any, density: Any, share: float) -> list[JsonObject]:

@@ -48,7 +48,7 @@ def mean_of(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def mean_and_error(values: Host) -> dict[str, float | None]:
+def mean_and_error(values: Host) -> JsonObject:
     """Mean, and its standard error where there are two values."""
     n = len(values)
     return {
@@ -85,9 +85,7 @@ def mean_diagnostics(records: Sequence[Record], theory: Mapping[str, Any]) -> di
                 reported.setdefault(name, []).append(values)
     found: dict[str, list[JsonObject]] = {}
     for name, lists in sorted(reported.items()):
-        expected = theory.get(name) or []
-        expected = expected if isinstance(expected, list) else []
-        found[name] = []
+        expected, found[name] = theory.get(name) or [], []
         for i in range(max(map(len, lists))):
             values = np.array([own[i] for own in lists if i < len(own) and own[i] is not None], dtype=float)
             counts = {"found": len(values), "runs": len(lists), "theory": expected[i] if i < len(expected) else None}
@@ -109,36 +107,32 @@ class Change(NamedTuple):
 def change_between(before: Mapping[str, Any], after: Mapping[str, Any], level: float) -> Change | None:
     """How much a mean changed, with its interval by Student's t.
 
-    Runs on the same instances (at least two) are compared pair by pair, others by Welch's test. None where one run is all
-    there is.
+    Runs on the same instances (at least two) are compared pair by pair, others by Welch's test. None for a single run.
 
     Parameters
     ----------
     before, after : mapping
         Values by instance; or rows with ``mean``, ``sem`` and ``n``, where no more is known.
     """
-    if "sem" in before or "sem" in after:
-        if before.get("sem") is None or after.get("sem") is None:
-            return None
-        freedom = min(before.get("n", math.inf), after.get("n", math.inf)) - 1
-        return _change(after["mean"] - before["mean"], math.hypot(before["sem"], after["sem"]), freedom, level)
-    common = [key for key in before if key in after]
+    common = [] if "sem" in before else [key for key in before if key in after]
     if len(common) > 1:
-        paired = np.array([after[key] - before[key] for key in common])
-        return _change(float(paired.mean()), float(paired.std(ddof=1)) / math.sqrt(len(common)), len(common) - 1, level)
-    sides = [np.array(list(side.values())) for side in (before, after)]
-    if min(map(len, sides)) < 2:
-        return None
-    parts = [float(side.var(ddof=1)) / len(side) for side in sides]
-    spread = sum(part * part / (len(side) - 1) for part, side in zip(parts, sides))
-    freedom = sum(parts) ** 2 / spread if spread > 0 else math.inf
-    return _change(float(sides[1].mean() - sides[0].mean()), math.sqrt(sum(parts)), freedom, level)
-
-
-def _change(value: float, scale: float, freedom: float, level: float) -> Change:
+        paired = mean_and_error(np.array([after[key] - before[key] for key in common]))
+        value, scale, freedom = paired["mean"], paired["sem"], len(common) - 1.0
+    else:
+        a, b = (side if "sem" in side else _summary(side) for side in (before, after))
+        if a["sem"] is None or b["sem"] is None:
+            return None
+        value, scale = b["mean"] - a["mean"], math.hypot(a["sem"], b["sem"])
+        # Welch and Satterthwaite
+        spread = sum(side["sem"] ** 4 / (side.get("n", math.inf) - 1) for side in (a, b))
+        freedom = scale**4 / spread if spread > 0 else math.inf
     if scale == 0:
         return Change(value, 0.0, math.copysign(math.inf, value) if value else 0.0)
     return Change(value, _quantile(freedom, level) * scale, value / scale)
+
+
+def _summary(side: Mapping[str, float]) -> JsonObject:
+    return {**mean_and_error(np.array(list(side.values()))), "n": len(side)}
 
 
 def half_interval(sem: float | None, n: int, error: float | None, level: float = 0.99) -> float:
@@ -205,8 +199,7 @@ def runtime(
         "seconds": mean_of([t["seconds"] + t.get("lost_seconds", 0.0) for t in timings]),
         "cpu_seconds": mean_of([t["cpu_seconds"] for t in timings]),
         "iterations": mean_of([r["iterations"] for r in records if "iterations" in r]),
-        "first_iteration": mean_of([t["first_iteration"] for t in timings if t.get("first_iteration")]),
-        "per_iteration": mean_of([t["per_iteration"] for t in timings if t.get("per_iteration")]),
+        **{name: mean_of([t[name] for t in timings if t.get(name)]) for name in ("first_iteration", "per_iteration")},
         "peak_memory": max((t["peak_memory"] for t in timings if t.get("peak_memory")), default=None),
         **efficiency(records),
         "trusted": bool(timings) and all(t.get("trusted") for t in timings),

@@ -5,7 +5,6 @@ chance, and at what cost; the same over all problems together.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
 from smimbench.report.columns import FEW, number, ratio_words, seconds
-from smimbench.report.labels import grouped, letter_of, names_with_backend, place
+from smimbench.report.labels import grouped, letter_of, names_with_backend, place, summed_statuses
 from smimbench.report.statistics import ZERO, change_between, half_interval, mean_of
 
 if TYPE_CHECKING:
@@ -67,15 +66,16 @@ def _verdict(problem: str, rows: Rows) -> JsonObject:
     largest = max(row["dimension"] for row in rows)
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
     asked = {_asked(row) for row in own}
-    contenders, logs = [], {}
-    for label, members in grouped(own, names_with_backend(own)).items():
-        one = {"algorithm": label, **_contender(members)}
-        # A sample ratio that others were run at and this one was not is no estimate, either.
-        one["missing"] += len(asked - {_asked(row) for row in members})
-        contenders.append(one)
-        logs[label] = _log_ratios({(_asked(row), key[-1]): pair for row, key, pair in _by_instance(members)}, own)
+    groups = grouped(own, names_with_backend(own))
+    logs = {
+        label: _log_ratios({(_asked(row), key[-1]): pair for row, key, pair in _by_instance(members)}, own)
+        for label, members in groups.items()
+    }
+    contenders = [{"algorithm": label, **_contender(members)} for label, members in groups.items()]
+    for one in contenders:  # a sample ratio that others were run at and this one was not is no estimate, either
+        one["missing"] += len(asked - {_asked(row) for row in groups[one["algorithm"]]})
     contenders.sort(key=_rank)
-    best = contenders[0] if contenders else {"ratio_to_bayes": None}
+    best = contenders[0] if contenders else {}
     tied = [
         one["algorithm"]
         for one in contenders[1:]
@@ -128,12 +128,12 @@ def _contender(rows: Rows) -> JsonObject:
     points = list(grouped(rows, place).values())
     firsts = [layers[0] for layers in points]
     known = [layers for layers in points if all(None not in (row["mean"], row["bayes"]) for row in layers)]
+    target = rows[0].get("target", 0.0)  # one for the suite
     logs, errors, zeros = [], [], []
     for layers in known:
         mean, bayes = (math.fsum(row[key] for row in layers) for key in ("mean", "bayes"))
-        target = layers[0].get("target", 0.0)
         if bayes <= ZERO * target:
-            zeros.append((mean, target))
+            zeros.append(mean)
         elif mean > 0:
             sems = [math.inf if row["sem"] is None else row["sem"] for row in layers]
             logs.append(math.log(mean / bayes))
@@ -142,21 +142,18 @@ def _contender(rows: Rows) -> JsonObject:
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
     near = [row["time_to_theory"]["0.05"] for row in firsts]
     times = [one["seconds"] for one in near]
-    statuses: Counter[str] = Counter()
-    for row in firsts:
-        statuses.update(row["status_counts"])
     return {
         "ratio_to_bayes": ratio,
         "ratio_error": error if math.isfinite(error) else None,
-        "where_zero": max((mean for mean, _ in zeros), default=None),
-        "zero_reached": all(mean <= target for mean, target in zeros) if zeros else None,
+        "where_zero": max(zeros, default=None),
+        "zero_reached": max(zeros) <= target if zeros else None,
         **_against_prediction(rows),
         "points": len(known),
         "missing": len(points) - len(known),
         "near_seconds": None if None in times or not times else float(np.median(times)),
         "near_fraction": mean_of([one["fraction"] or 0.0 for one in near]) if known else None,
         **{key: mean_of([r[key] for r in firsts if r[key] is not None]) for key in ("seconds", "iterations")},
-        "status_counts": dict(statuses),
+        "status_counts": summed_statuses(firsts),
         "moving": sum((row.get("still_moving") or {}).get("runs", 0) for row in firsts),
     }
 
@@ -193,11 +190,9 @@ def _rank(one: Mapping[str, Any]) -> tuple[float, ...]:
     the sample ratio of all its fresh samples, which the others never had.
     """
     ratio, zero = one["ratio_to_bayes"], one["where_zero"]
-    return (
-        one["missing"],
-        math.inf if ratio is None else ratio,
-        math.inf if zero is None and ratio is None else zero or 0.0,
-    )
+    if ratio is None:
+        return one["missing"], math.inf, math.inf if zero is None else zero
+    return one["missing"], ratio, zero or 0.0
 
 
 # -- in words -------------------------------------------------------------------------------------------------------------
@@ -278,17 +273,15 @@ def summary(rows: Sequence[JsonObject]) -> list[JsonObject]:
         return []
     everything = len({where for own in known.values() for where in own})
     logs = {name: _log_ratios(own, rows) for name, own in known.items()}
-    found: list[JsonObject] = []
-    for name, own in logs.items():
-        ratio = math.exp(math.fsum(own.values()) / len(own)) if own else None
-        found.append({"algorithm": name, "instances": len(known[name]), "all": everything, "ratio_to_bayes": ratio})
-    found.sort(key=lambda e: (-e["instances"], math.inf if e["ratio_to_bayes"] is None else e["ratio_to_bayes"]))
-    first = logs[found[0]["algorithm"]]
-    for entry in found:
-        own = logs[entry["algorithm"]]
-        common = first.keys() & own.keys() if entry is not found[0] else ()
-        change = change_between({k: first[k] for k in first if k in common}, own, TIE) if len(common) > 1 else None
-        entry["to_best"] = None if change is None else math.exp(change.value)
-        ends = None if change is None else [math.exp(change.value + side * change.half) for side in (-1, 1)]
-        entry["interval"] = ends
+    ratios = {name: math.exp(math.fsum(own.values()) / len(own)) if own else None for name, own in logs.items()}
+    names = sorted(logs, key=lambda name: (-len(known[name]), math.inf if ratios[name] is None else ratios[name]))
+    first, found = logs[names[0]], []
+    for name in names:
+        paired = name != names[0] and len(first.keys() & logs[name].keys()) > 1
+        change = change_between(first, logs[name], TIE) if paired else None
+        found.append({
+            "algorithm": name, "instances": len(known[name]), "all": everything, "ratio_to_bayes": ratios[name],
+            "to_best": None if change is None else math.exp(change.value),
+            "interval": None if change is None else [math.exp(change.value + side * change.half) for side in (-1, 1)],
+        })  # fmt: skip
     return found
