@@ -66,30 +66,17 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
         sizes, counts = ([p[key] for p in points] for key in ("dimension", "n"))
         bars = {"color": color, "capsize": 2.5, "lw": 1.2, "zorder": 3}
         runs = table({**about, "what": "runs"}, dimension=sizes, n=counts, value=y, error=error)
-        series.append(
-            Series(
-                f"α = {entry['alpha']:.4g}", x, y, {**bars, "fmt": marker, "ms": 4, "ls": "none"}, runs, "marks", error
-            )
-        )
+        marks = {**bars, "fmt": marker, "ms": 4, "ls": "none"}
+        series.append(Series(f"α = {entry['alpha']:.4g}", x, y, marks, runs, "marks", error))
         line = np.linspace(0, x.max(), 100)
         fitted = entry["value"] + sum(b * line**a for a, b in zip(curve["exponents"], curve["coefficients"]))
         series.append(Series("", line, fitted, {"color": color, "lw": 1.0, "zorder": 2}))
-        limit = [{**about, "what": f"fit {law}", "dimension": "inf", "value": entry["value"], "error": entry["error"]}]
-        series.append(
-            Series(
-                "", [0.0], np.array([entry["value"]]), {**bars, "fmt": "_"}, limit, "marks", np.array([entry["error"]])
-            )
-        )
+        end = {**about, "dimension": "inf"}
+        limit = table({**end, "what": f"fit {law}"}, value=[entry["value"]], error=[entry["error"]])
+        value, error = np.array([entry["value"]]), np.array([entry["error"]])
+        series.append(Series("", [0.0], value, {**bars, "fmt": "_"}, limit, "marks", error))
         if entry["theory"] is not None:
-            known = [
-                {
-                    **about,
-                    "what": "theory",
-                    "dimension": "inf",
-                    "value": entry["theory"],
-                    "error": entry["theory_error"],
-                }
-            ]
+            known = table({**end, "what": "theory"}, value=[entry["theory"]], error=[entry["theory_error"]])
             diamond = {
                 "ls": "none",
                 "marker": "D",

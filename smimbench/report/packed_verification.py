@@ -9,6 +9,7 @@ import numpy as np
 from smimbench.backend import machine
 from smimbench.files import JsonObject, error_line
 from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.report.labels import grouped
 from smimbench.report.statistics import against_theory, ratio_to_bayes
 from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.run.theory_guard import GuardedTheory
@@ -56,12 +57,9 @@ def _theory(path: Path, rows: Sequence[Row], suite: Suite, *, here: bool) -> Ver
     """Bayes-optimal values of every row."""
     found, fresh = Verification(), GuardedTheory()
     problems = {plan.label: plan.problem for plan in suite.plans}
-    unknown = 0
-    for label in dict.fromkeys(row["problem"] for row in rows):
-        members = [row for row in rows if row["problem"] == label]
-        problem = problems.get(label)
-        if problem is None:
-            unknown += len(members)
+    groups = grouped(rows, lambda row: row["problem"])
+    for label, members in groups.items():
+        if (problem := problems.get(label)) is None:
             continue
         alphas = sorted({row["alpha"] for row in members})
         try:
@@ -78,7 +76,7 @@ def _theory(path: Path, rows: Sequence[Row], suite: Suite, *, here: bool) -> Ver
                 (ROUNDED, ROUNDED / 100) if here else (ELSEWHERE, 4 * (row["bayes_error"] or 0.0) + 1e-9)
             )
             found.add(_lines(path, row, differences({n: row[n] for n in new}, new, relative, absolute=absolute)))
-    if unknown:
+    if unknown := sum(row["problem"] not in problems for row in rows):
         found.remarks.append(f"{unknown} rows of problems that the suite does not have")
     if own := sum(row["own_theory"] is not None and row["own_theory"] != row["bayes"] for row in rows):
         found.remarks.append(
@@ -90,28 +88,20 @@ def _theory(path: Path, rows: Sequence[Row], suite: Suite, *, here: bool) -> Ver
 def _rerun(path: Path, rows: Sequence[Row], suite: Suite, tolerance: float, count: int, seed: int) -> Verification:
     """So many of the packed cells, drawn at random, run again."""
     found = Verification()
-    by_place: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if "timeout" in row["status_counts"]:  # a clock decided
-            continue
-        place = (row["problem"], row["algorithm"], row["backend"], row["nominal_alpha"], row["dimension"])
-        by_place.setdefault(place, []).append(row)
+    untroubled = (row for row in rows if row["backend"] == "numpy" and "timeout" not in row["status_counts"])
+    places = grouped(untroubled, lambda r: (r["problem"], r["algorithm"], r["nominal_alpha"], r["dimension"]))
     known = []
-    for backend in sorted({row["backend"] for row in rows} & {"numpy"}):
-        for cell in suite.cells(backend):
-            where = (cell.problem_label, cell.algorithm_label, cell.backend, cell.alpha, cell.dimension)
-            if f"{cell.seed}/{cell.replicate}" in next((row["values"] for row in by_place.get(where, ())), {}):
-                known.append((cell, by_place[where]))
+    for cell in suite.cells("numpy") if places else ():
+        members = places.get((cell.problem_label, cell.algorithm_label, cell.alpha, cell.dimension))
+        if members and f"{cell.seed}/{cell.replicate}" in members[0]["values"]:
+            known.append((cell, members))
     chosen = [known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]]
-    places = {cell.key: members for cell, members in chosen}
+    packed = {cell.key: members for cell, members in chosen}
     for cell, record in untimed([cell for cell, _ in chosen], 1):
-        lines: list[str] = []
-        for row in places[cell.key]:
-            name = f"{record['cell']['seed']}/{record['cell']['replicate']}"
-            new = record["metrics"].get(row["metric"], [])
-            k = (row["component"] or 1) - 1
-            value = new[k] if k < len(new) else None
-            lines += _lines(path, row, differences({name: row["values"].get(name)}, {name: value}, tolerance))
+        name, lines = f"{cell.seed}/{cell.replicate}", []
+        for row in packed[cell.key]:
+            new = dict(enumerate(record["metrics"].get(row["metric"], []), 1)).get(row["component"] or 1)
+            lines += _lines(path, row, differences({name: row["values"].get(name)}, {name: new}, tolerance))
         found.add(lines)
     return found
 

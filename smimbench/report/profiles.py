@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import grouped
-from smimbench.report.rows import Pair, bayes_point, draws_fresh
+from smimbench.report.rows import LOST, Pair, bayes_point, draws_fresh
 from smimbench.report.statistics import EPSILONS, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
 from smimbench.report.verdict import errors
@@ -50,8 +50,8 @@ def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) 
     for cell, record in pairs:
         problem = problems[cell.problem_label]
         n = problem.model.sample_count(cell.alpha, cell.dimension)
-        trajectory = None if record["status"] in ("failed", "diverged") else store.trajectory(record)
-        counts: Any = () if trajectory is None else trajectory.get("samples", ())
+        trajectory = None if record["status"] in LOST else store.trajectory(record)
+        counts = (trajectory or {}).get("samples", ())
         if draws_fresh(cell.algorithm) and not (len(counts) and counts[-1] <= 1.5 * n):
             continue
         point = bayes_point(cache, problem, problem.model.sample_ratio(n, cell.dimension))
@@ -102,9 +102,8 @@ def profile_chart(
         least = min((x[x > 0].min(initial=last) for x, _ in curves.values()), default=last) / 1.5
         series = []
         for name, (x, y) in curves.items():
-            ends = np.maximum(np.concatenate([x[:1], x, [last]]), least) if len(x) else np.array([last])
-            heights = np.concatenate([[0.0], y, y[-1:]]) if len(x) else np.array([0.0])
-            series.append(steps(axis, name, (x, y), ends, heights))
+            ends, heights = np.concatenate([x[:1], x, [last]]), np.concatenate([[0.0], y, y[-1:]])
+            series.append(steps(axis, name, (x, y), np.maximum(ends, least), heights))
         panels.append(Panel("", label, "share of targets reached", series, xlog=True, ylim=(0, 1.02)))
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
     known, series = errors([row for row in rows if row["backend"] in (rows[0]["backend"], ELSEWHERE)]), []
@@ -116,7 +115,7 @@ def profile_chart(
         ratios = np.sort([own[p][0] / best[p] if p in own and best[p] > 0 else math.inf for p in places])
         inside = ratios[ratios <= CUT]
         heights = np.searchsorted(ratios, inside, side="right") / len(places)
-        x, y = [1.0, *inside, CUT], [(ratios <= 1).mean(), *heights, *(heights[-1:] if len(heights) else [0.0])]
+        x, y = [1.0, *inside, CUT], [(ratios <= 1).mean(), *heights, heights.max(initial=0.0)]
         series.append(steps("error over the best", name, (inside, heights), np.array(x), np.array(y)))
     last_panel = Panel(
         "", "error over that of the best algorithm", "share of instances", series, xlim=(1, CUT), ylim=(0, 1.02)

@@ -236,20 +236,9 @@ def rows_of_points(
         measured = trajectory_metrics(problem.model.name)
         metrics = [name for name in suite.run.metrics if name in measured] if of_suite else list(measured)
         place, found = _place_of_row(label, algorithm, ELSEWHERE, ratio, dimension), [record for _, record in members]
-        point = bayes_point(cache, problem, ratio)
-        rows += _rows_of_place(
-            place,
-            problem,
-            {},
-            found,
-            point,
-            BRINGS_NONE if point else "",
-            alpha,
-            None,
-            metrics,
-            suite.run.target,
-            Store(""),
-        )
+        point, target = bayes_point(cache, problem, ratio), suite.run.target
+        own = BRINGS_NONE if point else ""
+        rows += _rows_of_place(place, problem, {}, found, point, own, alpha, None, metrics, target, Store(""))
     return rows
 
 
@@ -293,9 +282,13 @@ def _rows_of_place(
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
     courses = [None if r["status"] in LOST else store.trajectory(r) for r in records]
     components = problem.components
-    layers, order = (
-        ([], None) if bayes is None or components == 1 else _learned(problem, records, courses, bayes, fresh)
-    )
+    layers: list[JsonObject] = []
+    order: JsonObject | None = None
+    if bayes is not None and components > 1:
+        held, _ = theory_of(find_metric("overlap"), problem, bayes, components)
+        # What draws its own samples has no epochs.
+        samples = math.nan if fresh else next((float(r["samples"]) for r in records if "samples" in r), math.nan)
+        layers, order = learning_order(courses, [float(value or 0.0) for value in held], samples)
     reason, own = (own, {}) if isinstance(own, str) else ("its theory says nothing of this metric", own)
     unknown = [math.nan] * components
     unsolved = {reason} if bayes is None and reason else set()
@@ -357,13 +350,3 @@ def _rows_of_place(
                 }
             )
     return rows
-
-
-def _learned(
-    problem: Problem, records: Sequence[Any], courses: Sequence[Any], bayes: JsonObject, fresh: bool
-) -> tuple[list[JsonObject], JsonObject]:
-    """When each component was learned, and in what order."""
-    held, _ = theory_of(find_metric("overlap"), problem, bayes, problem.components)
-    # What draws its own samples has no epochs.
-    samples = math.nan if fresh else next((float(r["samples"]) for r in records if "samples" in r), math.nan)
-    return learning_order(courses, [float(value or 0.0) for value in held], samples)

@@ -183,13 +183,13 @@ def add_own_theory(
         stage = Stage(label, "the algorithms themselves", Progress(done[label], total[label]), cell.algorithm_label)
         on_stage(stage)
         cache.watch = lambda progress: None  # its own stages are over
-        problem = problems[cell.problem_label]
-        ratio = planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
+        problem, fresh = problems[label], draws_fresh(cell.algorithm)
+        ratio = planned_ratio(problem, cell) if fresh else cell.alpha
         found = own_point(cache, problem, cell, ratio, trajectory=True)
-        entry: JsonObject = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
-        entry["dimension_letter"] = letter(problem.model)
-        entry["component_word"] = component_word(problem)
-        entry["fresh"] = draws_fresh(cell.algorithm)
+        entry: JsonObject = {
+            "algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension,
+            "dimension_letter": letter(problem.model), "component_word": component_word(problem), "fresh": fresh,
+        }  # fmt: skip
         if isinstance(found, str):
             entry["no_theory"] = found
         else:

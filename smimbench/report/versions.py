@@ -10,11 +10,11 @@ import numpy as np
 
 from smimbench.files import canonical_json
 from smimbench.problem.problem import CODE
-from smimbench.report.labels import letter
+from smimbench.report.labels import grouped, letter
 from smimbench.report.statistics import mean_and_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.suite.cells import Cell, Suite
@@ -34,40 +34,28 @@ def other_version_rows(suite: Suite, cells: Sequence[Cell], records: Mapping[str
     others = [record for stem, record in records.items() if stem.partition(".")[0] not in own]
     if not others:
         return []
-    places: dict[tuple[Any, ...], list[tuple[Any, JsonObject]]] = {}
-    for cell in cells:
-        identity = json.loads(canonical_json(cell.identity()))
-        places.setdefault(_versionless_place(identity), []).append((cell, identity))
+    here = [(cell, json.loads(canonical_json(cell.identity()))) for cell in cells]
+    places = grouped(here, lambda one: _versionless_place(one[1]))
     groups: dict[tuple[Any, ...], list[float]] = {}
     for record in others:
-        for cell, identity in places.get(_versionless_place(record["cell"]), []):
-            versions = _changed_versions(identity, record["cell"])
-            if versions is None:
-                continue
+        same = places.get(_versionless_place(record["cell"]), [])
+        matches = ((cell, _changed_versions(identity, record["cell"])) for cell, identity in same)
+        for cell, versions in [match for match in matches if match[1]][:1]:
             where = (cell.problem_label, cell.algorithm_label, cell.backend, cell.alpha, cell.dimension)
             for metric, values in (record.get("metrics") or {}).items():
                 for k, value in enumerate(values):
                     component = k + 1 if len(values) > 1 else None
-                    key = (*where, metric, component, tuple(sorted(versions.items())))
-                    group = groups.setdefault(key, [])
+                    group = groups.setdefault((*where, metric, component, tuple(sorted(versions.items()))), [])
                     if value is not None:  # as of a ratio where nothing was learned
                         group.append(float(value))
-            break
     names = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component")
     letters = {plan.label: letter(plan.problem.model) for plan in suite.plans}
     rows = []
     for key, values in sorted(groups.items(), key=lambda item: tuple(map(str, item[0]))):
         finite = np.array([v for v in values if math.isfinite(v)])
         changed = {name: list(pair) for name, pair in key[-1]}
-        rows.append(
-            {
-                **dict(zip(names, key)),
-                "dimension_letter": letters[key[0]],
-                "versions": changed,
-                "n": len(finite),
-                **mean_and_error(finite),
-            }
-        )
+        about = {**dict(zip(names, key)), "dimension_letter": letters[key[0]], "versions": changed}
+        rows.append({**about, "n": len(finite), **mean_and_error(finite)})
     return rows
 
 
@@ -75,28 +63,30 @@ def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
     return {**cell["problem"], "algorithm": cell["algorithm"]}
 
 
+PARTS = ("model", "channel", "prior", "algorithm")
+
+
 def _versionless_place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     """What has to be equal whatever the versions."""
     items = _items(cell)
-    named = tuple(
-        (items[part]["name"], items[part].get("distribution")) for part in ("model", "channel", "prior", "algorithm")
-    )
+    named = tuple((items[part]["name"], items[part].get("distribution")) for part in PARTS)
     return (*named, *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "backend", "dtype")))
 
 
-def _changed_versions(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, tuple[int, int]] | None:
-    """Versions that differ, if they and what only one version knows are all that differs; None otherwise."""
+def _changed_versions(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Versions that differ, if they and what only one version knows are all that differs; empty otherwise."""
     versions: dict[str, tuple[int, int]] = {}
-    ours, theirs = _items(now), _items(then)
-    for part in ("model", "channel", "prior", "algorithm"):
-        one, other = ours[part], theirs[part]
-        changed = any(one.get(key) != other.get(key) for key in CODE)
+    for part in PARTS:
+        one, other = _items(now)[part], _items(then)[part]
+        changed = _differ(one, other, CODE)
         if changed:
             versions[f"{part} {one['name']}"] = (other["version"], one["version"])
         shared = set(one) & set(other) if changed else set(one) | set(other)
-        if any(one.get(key) != other.get(key) for key in shared.difference(CODE)):
-            return None
+        if _differ(one, other, shared.difference(CODE)):
+            return {}
     rest = (set(now) | set(then)) - {"problem", "algorithm", "problem_label", "algorithm_label"}
-    if any(now.get(key) != then.get(key) for key in rest):
-        return None
-    return versions or None
+    return {} if _differ(now, then, rest) else versions
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any], keys: Iterable[str]) -> bool:
+    return any(one.get(key) != other.get(key) for key in keys)
