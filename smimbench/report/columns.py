@@ -90,12 +90,13 @@ def ratio_words(one: Mapping[str, Any]) -> str:
     """Error over the optimal one, with its standard error where that is known; blank where there is none."""
     ratio, error = one["ratio_to_bayes"], one.get("ratio_error")
     if ratio is None or error is None:
-        return _percent(ratio, ".3g")
+        return percent(ratio, ".3g")
     digits = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
     return f"{ratio:.{digits}f}±{error:.{digits}f}"
 
 
-def _percent(value: float | None, form: str = ".0%") -> str:
+def percent(value: float | None, form: str = ".0%") -> str:
+    """A share; blank for none."""
     return "" if value is None else format(value, form)
 
 
@@ -114,6 +115,53 @@ def _z(row: Mapping[str, Any]) -> float | None:
     predicted = row.get("own_theory") is not None or row.get("no_theory")
     found: float | None = row.get("own_z") if predicted else row["z"]
     return found
+
+
+def law_text(entry: Mapping[str, Any]) -> str:
+    """The law of the corrections with the letter of the model in it."""
+    return str(entry["law"]).replace("D", letter_of([entry]))
+
+
+def exponent_text(exponent: Mapping[str, float]) -> str:
+    """``1.1 (0.8-1.5)``; ``>0.7`` where there is no upper end, blank where every exponent fits as well."""
+    from smimbench.numerics.size_laws import EXPONENTS
+
+    below, above = exponent["low"] <= EXPONENTS[0], exponent["high"] >= EXPONENTS[-1]
+    if below or above:
+        return "" if below and above else f"<{exponent['high']:.1f}" if below else f">{exponent['low']:.1f}"
+    return "{value:.1f} ({low:.1f}-{high:.1f})".format_map(exponent)
+
+
+def _sequences(row: Mapping[str, Any]) -> str:
+    most = row["learning_order"]["sequences"][:3]
+    return ", ".join(f"{' '.join(map(str, item['layers'])) or 'none'} ({item['runs']})" for item in most)
+
+
+def _last_over_first(row: Mapping[str, Any]) -> str:
+    factor = row["learning_order"]["factor"]
+    if factor is None:
+        return ""
+    return f"{factor['mean']:.3g}" + ("" if factor["sem"] is None else f"±{factor['sem']:.2g}")
+
+
+def _change(entry: Mapping[str, Any]) -> str:
+    if entry["change_percent"] is None:
+        return ""
+    if entry["interval"] is None or not entry["before"]:
+        return f"{entry['change_percent']:+.3g}%"
+    low, high = entry["interval"]
+    return f"{entry['change_percent']:+.3g}±{50 * (high - low) / abs(entry['before']):.2g}%"
+
+
+def one_digit(error: float | None) -> str:
+    """A numerical error; blank for none."""
+    return "" if error is None else f"{error:.0e}" if error else "0"
+
+
+def _generalization(point: Mapping[str, Any], kind: str) -> str:
+    if point["component"] not in (None, 1):  # one error for all components: only in the first row
+        return ""
+    return number((point.get("generalization_error") or {}).get(kind), 5)
 
 
 # -- columns --------------------------------------------------------------------------------------------------------------
@@ -178,7 +226,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("time to 5%", lambda r: seconds(_near(r)["seconds"]) or "never", "Median time until the error is within 5% of "
                "optimal (below run.target where that is 0). A run that never gets there counts as infinity. never: most runs; "
                "partly: not at all sample ratios.", "near_seconds"),
-        Column("runs at 5%", lambda r: _percent(_near(r)["fraction"]), "Share of runs that get within 5% of optimal.",
+        Column("runs at 5%", lambda r: percent(_near(r)["fraction"]), "Share of runs that get within 5% of optimal.",
                "near_fraction"),
         *(Column(f"to {name}", lambda r, e=epsilon: seconds(_near(r, e)["seconds"]) or "never",  # type: ignore[misc]
                  f"The same for {name}, in iterations where the table says so.")
@@ -195,18 +243,20 @@ COLUMNS: dict[str, list[Column]] = {
     "Infinite dimension": [
         Column("value ± err", lambda e: uncertain(e["value"], e["error"], 0.0), "Limit of the means as D grows, from at least "
                "three dimensions; the error includes lack of fit.", "value"),
-        Column("law", meaning="Law of the corrections: 1/D unless its chi-square rejects it."),
+        Column("law", law_text, "Law of the corrections: 1/D unless its chi-square rejects it.", words=True),
         Column("b ± err", lambda e: uncertain(e["coefficient"], e["coefficient_error"], 0.0), "Fitted coefficient of 1/D."),
-        Column("b in theory", lambda e: _percent(e.get("own_coefficient"), ".4g"), "Its value in closed form."),
+        Column("b in theory", lambda e: percent(e.get("own_coefficient"), ".4g"), "Its value in closed form."),
         Column("chi2", lambda e: f"{e['chi2']:.1f}/{e['dof']}", "Chi-square of the fit over its degrees of freedom.", "chi2"),
-        Column("exponent", meaning="Best single exponent with its interval; blank if every exponent fits as well."),
+        Column("exponent", lambda e: exponent_text(e["exponent"]), "Best single exponent with its interval; "
+               "blank if every exponent fits as well."),
     ],
     "Order of learning": [
         Column("layer 1, component 1, ...", meaning="Median epochs (or iterations) until half of its optimal overlap; `-` where "
                "that is 0."),
-        Column("order (runs)", meaning="Order in which components got there, and in how many runs."),
-        Column("last / first", meaning="Time of the last component over that of the first: geometric mean and standard error."),
-        Column("all", lambda r: _percent(r["learning_order"]["success"]), "Share of runs that learned all components."),
+        Column("order (runs)", _sequences, "Order in which components got there, and in how many runs.", words=True),
+        Column("last / first", _last_over_first, "Time of the last component over that of the first: geometric "
+               "mean and standard error."),
+        Column("all", lambda r: percent(r["learning_order"]["success"]), "Share of runs that learned all components."),
     ],
     "Other numbers that runs report": [
         Column("no.", lambda e: str(e["no"]), "Position in the list that the algorithm reports, as of eigenvalues.",
@@ -217,18 +267,22 @@ COLUMNS: dict[str, list[Column]] = {
     "Comparison of two results": [
         Column("before", lambda e: number(e["before"]), "Mean of the first result."),
         Column("after", lambda e: number(e["after"]), "Mean of the second one."),
-        Column("change", meaning="Relative change of the mean with its 99.7% interval, paired where the instances are the same."),
+        Column("change", _change, "Relative change of the mean with its 99.7% interval, paired where the instances are "
+               "the same."),
         Column("made by", meaning="Versions of the items that made the result, and those that are installed."),
         Column("verdict", lambda e: e["verdict"], "better, worse, within noise, nearer to theory (worse, but closer to the "
                "prediction), both at 0, only before, only after.", words=True),
     ],
     "Theory": [
-        Column("MSE", meaning="Predicted squared error per component, over that of the prior mean."),
-        Column("overlap", meaning="Predicted overlap of the estimate with the signal."),
-        Column("error", meaning="Numerical error of the number before it."),
-        Column("in alpha", meaning="The same error as a change of the sample ratio."),
-        Column("gen. Bayes", meaning="Error of prediction on new data of the posterior mean."),
-        Column("plug-in", meaning="Error of prediction on new data of the estimate put in."),
+        Column("MSE", lambda p: number(p["mse"], 6), "Predicted squared error per component, over that of the prior "
+               "mean."),
+        Column("overlap", lambda p: number(p["overlap"], 6), "Predicted overlap of the estimate with the signal."),
+        Column("error", lambda p: one_digit(p["mse_error"]), "Numerical error of the number before it."),
+        Column("in alpha", lambda p: one_digit(p["alpha_error"]), "The same error as a change of the sample ratio."),
+        Column("gen. Bayes", lambda p: _generalization(p, "bayes"), "Error of prediction on new data of the posterior "
+               "mean."),
+        Column("plug-in", lambda p: _generalization(p, "plugin"), "Error of prediction on new data of the estimate "
+               "put in."),
         Column("branch", lambda p: p["branch"], "unique, or where branches compete: informed (from the signal) and uninformed "
                "(from the prior mean, reached by algorithms).", words=True, unless_same=True),
         Column("published", lambda row: number(row["value"], 6), "Published value."),
@@ -245,21 +299,16 @@ _KNOWN = {column.heading: column for columns in COLUMNS.values() for column in c
 
 def _laid_out(columns: Iterable[str | Column], rows: Sequence[Any]) -> list[tuple[Column, str, list[str | Text]]]:
     """Columns with their headings for these rows and all their cells; those that say nothing are left out."""
-    of_runs = bool(rows) and "backend" in rows[0]
-    name = names_with_backend(rows) if of_runs else None
-    word = (
-        (rows[0].get("component_word") or "component") if of_runs or (rows and "component" in rows[0]) else "component"
-    )
+    if not rows:
+        return []
+    texts = {"algorithm": names_with_backend(rows)} if "backend" in rows[0] else {}
+    headings = {"D": letter_of(rows), "component": rows[0].get("component_word") or "component"}
     found = []
     for one in columns:
         column = _KNOWN[one] if isinstance(one, str) else one
-        text = name if name is not None and column.heading == "algorithm" else column.text
-        cells = [text(row) for row in rows]
-        heading = (
-            {"D": letter_of(rows), "component": word}.get(column.heading, column.heading) if rows else column.heading
-        )
+        cells = [texts.get(column.heading, column.text)(row) for row in rows]
         if any(map(str, cells)) and not (column.unless_same and len(set(map(str, cells))) == 1):
-            found.append((column, heading, cells))
+            found.append((column, headings.get(column.heading, column.heading), cells))
     return found
 
 
@@ -375,7 +424,8 @@ def columns_page() -> str:
 
 def print_columns(console: Console, document: dict[str, dict[str, str]]) -> None:
     """A table per topic."""
-    heads = [Column("column", lambda c: c[0], words=True), Column("meaning", lambda c: c[1], words=True)]
+    heads = [Column(key, lambda row, key=key: row[key], words=True) for key in ("column", "meaning")]  # type: ignore[misc]
     for title, columns in document.items():
-        console.print(make_table(title, heads, list(columns.items()), padding=1))
+        rows = [{"column": name, "meaning": text} for name, text in columns.items()]
+        console.print(make_table(title, heads, rows, padding=1))
         console.print()

@@ -8,9 +8,9 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric
 from smimbench.report.charts import Chart, Panel, Series, table
+from smimbench.report.columns import law_text
 from smimbench.report.labels import grouped, letter_of
 from smimbench.report.style import MARKERS, line_name
-from smimbench.report.tables import law_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

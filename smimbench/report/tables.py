@@ -10,7 +10,7 @@ from rich.text import Text
 
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
-from smimbench.report.columns import SHORT, Column, make_table, marked_z, number, seconds, uncertain
+from smimbench.report.columns import SHORT, Column, make_table, marked_z, number, percent, seconds, uncertain
 from smimbench.report.labels import grouped, letter_of, place
 from smimbench.report.verdict import TIE, near_words, own_words, tied_words
 
@@ -87,9 +87,7 @@ CONTENDER: Columns = [
     "at 0",
     Column("as predicted", own_words, words=True),
     Column("time to 5%", lambda c: seconds(c["near_seconds"]) or near_words(c), key="near_seconds"),
-    Column(
-        "runs at 5%", lambda c: "" if c["near_fraction"] is None else f"{c['near_fraction']:.0%}", key="near_fraction"
-    ),
+    Column("runs at 5%", lambda c: percent(c["near_fraction"]), key="near_fraction"),
     "per run",
     "status",
 ]
@@ -194,9 +192,7 @@ def learning_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
         counted = all(half["epochs"] is not None or half["iterations"] is None for half in halves)
         unit, word = "epochs" if counted else "iterations", members[0].get("component_word", "component")
         halved = [Column(f"{word} {i + 1}", partial(_half, i, unit)) for i in range(len(members[0]["halves"]))]
-        order = Column("order (runs)", lambda r: _sequences(r["learning_order"]), words=True)
-        ratio = Column("last / first", lambda r: _last_over_first(r["learning_order"]["factor"]))
-        columns: Columns = ["algorithm", "alpha", *halved, order, ratio, "all"]
+        columns: Columns = ["algorithm", "alpha", *halved, "order (runs)", "last / first", "all"]
         note = f"median {unit} to half of the optimal overlap"
         tables.append(make_table(f"{problem}: order of learning", columns, members, note))
     return tables
@@ -205,17 +201,6 @@ def learning_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
 def _half(layer: int, unit: str, row: Mapping[str, Any]) -> str:
     half = row["halves"][layer]
     return "-" if half["target"] is None else number(half[unit], 2) or "never"
-
-
-def _sequences(order: Mapping[str, Any]) -> str:
-    most = order["sequences"][:3]
-    return ", ".join(f"{' '.join(map(str, item['layers'])) or 'none'} ({item['runs']})" for item in most)
-
-
-def _last_over_first(factor: Mapping[str, Any] | None) -> str:
-    if factor is None:
-        return ""
-    return f"{factor['mean']:.3g}" + ("" if factor["sem"] is None else f"±{factor['sem']:.2g}")
 
 
 def diagnostic_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
@@ -236,29 +221,7 @@ def diagnostic_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
 # -- infinite dimension ---------------------------------------------------------------------------------------------------
 
 
-def law_text(entry: Mapping[str, Any]) -> str:
-    """The law of the corrections with the letter of the model in it."""
-    return str(entry["law"]).replace("D", letter_of([entry]))
-
-
-def exponent_text(exponent: Mapping[str, float]) -> str:
-    """``1.1 (0.8-1.5)``; ``>0.7`` where there is no upper end, blank where every exponent fits as well."""
-    from smimbench.numerics.size_laws import EXPONENTS
-
-    below, above = exponent["low"] <= EXPONENTS[0], exponent["high"] >= EXPONENTS[-1]
-    if below or above:
-        return "" if below and above else f"<{exponent['high']:.1f}" if below else f">{exponent['low']:.1f}"
-    return "{value:.1f} ({low:.1f}-{high:.1f})".format_map(exponent)
-
-
-LIMIT: Columns = [
-    Column("law", law_text, words=True),
-    "b ± err",
-    "b in theory",
-    "chi2",
-    Column("exponent", lambda e: exponent_text(e["exponent"])),
-    "status",
-]
+LIMIT: Columns = ["law", "b ± err", "b in theory", "chi2", "exponent", "status"]
 """Columns of a fit over dimensions."""
 
 
@@ -266,9 +229,8 @@ def extrapolated_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
     """One table per problem and metric, largest distance from theory first; ``entries`` from ``extrapolated_rows``."""
     tables = []
     for (problem, metric), members in _by_problem(entries, "metric").items():
-        fitted = LIMIT
-        if all(entry.get("own_coefficient") is None for entry in members):
-            fitted = [column for column in LIMIT if column not in ("b ± err", "b in theory")]
+        known = any(entry.get("own_coefficient") is not None for entry in members)
+        fitted = LIMIT if known else ["law", *LIMIT[3:]]
         columns = ["algorithm", "alpha", "component", "value ± err", *_verdict(members), *fitted]
         ordered = sorted(members, key=lambda e: -abs(e["z"] or 0.0))
         title = f"{problem}: {find_metric(metric).label} at infinite {letter_of(members)}"
@@ -283,33 +245,13 @@ def comparison_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
     """One table per problem and metric of what ``compare_rows`` gives."""
     tables = []
     for (problem, metric), members in _by_problem(entries, "metric").items():
-        z = Column(
-            "z", lambda e: marked_z(e["after_own_z"], e["after_n"])
-        )  # that before is in the JSON only: 80 columns
-        both: Columns = ["predicted", z, "optimal"]
+        # The z of before is in the JSON only: 80 columns.
+        both: Columns = ["predicted", Column("z", lambda e: marked_z(e["after_own_z"], e["after_n"])), "optimal"]
         theory: Columns = both if any(map(differs, members)) else [Column("theory", lambda e: number(e["theory"]))]
-        columns = [
-            *WHERE,
-            "component",
-            "before",
-            "after",
-            Column("change", _change),
-            *theory,
-            Column("per iter.", _time),
-            "verdict",
-        ]
+        columns = [*WHERE, "component", "before", "after", "change", *theory, Column("per iter.", _time), "verdict"]
         title = f"{problem}: {find_metric(metric).label}"
         tables.append(make_table(title, columns, members, "worst first; change with its 99.7% interval"))
     return [*tables, *(Text(line, style="dim") for line in missing_values(entries))]
-
-
-def _change(entry: Mapping[str, Any]) -> str:
-    if entry["change_percent"] is None:
-        return ""
-    if entry["interval"] is None or not entry["before"]:
-        return f"{entry['change_percent']:+.3g}%"
-    low, high = entry["interval"]
-    return f"{entry['change_percent']:+.3g}±{50 * (high - low) / abs(entry['before']):.2g}%"
 
 
 def _time(entry: Mapping[str, Any]) -> str:

@@ -10,8 +10,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from smimbench.report.columns import Column, make_table, number
+from smimbench.report.columns import Column, make_table, number, one_digit
 from smimbench.report.labels import grouped
+from smimbench.report.tables import Columns
 from smimbench.report.theory_document import LARGEST_Z
 
 if TYPE_CHECKING:
@@ -22,17 +23,7 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
 
 ALPHA = Column("alpha", lambda row: f"{row['alpha']:.5g}")
-VALUES: list[str | Column] = [
-    "component",
-    Column("MSE", lambda row: number(row["mse"], 6)),
-    Column("error", lambda row: _error(row["mse_error"])),
-    Column("in alpha", lambda row: _error(row["alpha_error"])),
-    Column("overlap", lambda row: number(row["overlap"], 6)),
-]
-
-
-def _error(value: float | None) -> str:
-    return "" if value is None else f"{value:.0e}" if value else "0"
+VALUES: Columns = ["component", "MSE", "error", "in alpha", "overlap"]
 
 
 def _rows(point: Mapping[str, Any], overlap: Sequence[float], about: Mapping[str, Any]) -> list[JsonObject]:
@@ -54,10 +45,6 @@ def _rows(point: Mapping[str, Any], overlap: Sequence[float], about: Mapping[str
 
 def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
     """A table of points and a few lines of thresholds per problem."""
-    generalization: list[str | Column] = [
-        Column("gen. Bayes", lambda row: _generalization(row, "bayes")),
-        Column("plug-in", lambda row: _generalization(row, "plugin")),
-    ]
     shown: list[RenderableType] = []
     for document in documents:
         label, points = document["problem"]["label"], document["points"]
@@ -70,7 +57,7 @@ def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
         for point in points:
             overlap = point.get("squared_cosine") or np.diagonal(point["overlap"]).tolist()
             rows += _rows(point, overlap, {"component_word": word})
-        columns: list[str | Column] = [ALPHA, *VALUES, *generalization, "branch"]
+        columns: Columns = [ALPHA, *VALUES, "gen. Bayes", "plug-in", "branch"]
         methods = ", ".join(sorted({point["method"] for point in points}))
         shown.append(make_table(label, columns, rows, f"obtained by: {methods}"))
         if document["thresholds"] is not None:
@@ -83,18 +70,12 @@ def _word(document: Mapping[str, Any]) -> str:
     return "layer" if "layers" in document["problem"].get("channel", ()) else "component"
 
 
-def _generalization(row: Mapping[str, Any], kind: str) -> str:
-    if row["component"] not in (None, 1):  # one error for all components: only in the first row
-        return ""
-    return number((row.get("generalization_error") or {}).get(kind), 5)
-
-
 _SET = ("label", "metric", "entry", "component", "source", "remark")
 
 
 def _published_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     """A table of each set of published values with their theory."""
-    columns: list[str | Column] = [
+    columns: Columns = [
         ALPHA,
         "published",
         Column("theory", lambda row: number(row["theory"], 6)),
@@ -123,10 +104,10 @@ def _threshold_lines(document: Mapping[str, Any], word: str) -> RenderableType:
 
     for key in ("weak_recovery", "perfect_recovery"):
         entry = found.get(key)
-        text = f"alpha = {entry['value']:.7g} ± {_error(entry['error'])}" if entry else ""
+        text = f"alpha = {entry['value']:.7g} ± {one_digit(entry['error'])}" if entry else ""
         if entry and entry.get("informed"):
             start = entry["informed"]
-            text += f" (uninformed), {start['value']:.7g} ± {_error(start['error'])} (informed)"
+            text += f" (uninformed), {start['value']:.7g} ± {one_digit(start['error'])} (informed)"
         add(key.replace("_", " "), key, text)
     if len(steps := found.get("sequential", [])) > 1 or (isinstance(document["points"][0]["mse"], list) and not steps):
         add("learned in order", "sequential", _order_of_learning(steps, word))
@@ -146,7 +127,7 @@ def _order_of_learning(steps: Sequence[JsonObject], word: str) -> str:
     for (value, error), together in grouped(steps, lambda step: (step["value"], step["error"])).items():
         *first, last = (str(step["layer"]) for step in together)
         name = f"{word}s {', '.join(first)} and {last}" if first else f"{word} {last}"
-        parts.append(f"{name} at {value:.5g} ± {_error(error)}")
+        parts.append(f"{name} at {value:.5g} ± {one_digit(error)}")
     return ", then ".join(parts)
 
 
@@ -176,14 +157,14 @@ def own_theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
 
 def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
     """A table of numbers per problem, and a line on how their z are distributed."""
-    columns: list[str | Column] = [
+    columns: Columns = [
         ALPHA,
-        Column("quantity", lambda row: _quantity(row), words=True),
+        Column("quantity", _quantity, words=True),
         "printed",
-        Column("error", lambda row: _error(row["error"])),
+        Column("error", lambda row: one_digit(row["error"])),
         "drawn",
-        Column("error", lambda row: _error(row["standard_error"])),
-        Column("z", lambda row: _z(row)),
+        Column("error", lambda row: one_digit(row["standard_error"])),
+        Column("z", _z),
     ]
     shown: list[RenderableType] = []
     for document in documents:

@@ -42,3 +42,6 @@ def test_every_column_of_the_tables_is_explained_and_the_page_says_the_same(caps
     own = {"column", "meaning", "name ", "what it is", "for", "title", "takes", "quantity"}
     assert {name for head in heads for name in head.split(", ")} - own - known == set()
     assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == columns_page()
+    code, out, err = call(capsys, "help", "columns")
+    assert (code, err) == (0, "")
+    assert set(document) <= set(out.splitlines())

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from smimbench.report.charts import save
+from smimbench.report.columns import exponent_text
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.finite_size import size_charts
-from smimbench.report.tables import error_tables, exponent_text, extrapolated_tables
+from smimbench.report.tables import error_tables, extrapolated_tables
 from smimbench.report.text_files import as_csv, as_markdown
 from tests.report.rows import printed, row
 
