@@ -13,7 +13,7 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
-from smimbench.registry.registry import Registry
+from smimbench.registry.registry import Registry, using
 from smimbench.report.catalogue import item_documents
 
 COMMAND_LINE = """# Command line
@@ -64,10 +64,16 @@ All were made by `python docs/reference.py`. At such sizes errors lie some per c
 REFERENCE = Path(__file__).resolve().parent.parent / "results" / "reference"
 
 
+def _shipped_suites():
+    """What ``smimbench list`` says of all shipped suites."""
+    with using(Registry(third_party=False)):
+        return item_documents("suites")["suites"]
+
+
 def suites() -> str:
     """A table of all shipped suites."""
     rows = []
-    for one in item_documents(Registry(third_party=False), "suites")["suites"]:
+    for one in _shipped_suites():
         lists = [", ".join(one[key]) for key in ("problems", "algorithms")]
         source = f" ({one['reference']})" if one["reference"] else ""
         cells = [f"`{one['name']}`", one["summary"] + source, *lists, one["duration"]]
@@ -78,7 +84,7 @@ def suites() -> str:
 def gallery() -> str:
     """Figure and table of every suite that has a reference, in the order of the list of suites."""
     parts = [GALLERY]
-    for one in item_documents(Registry(third_party=False), "suites")["suites"]:
+    for one in _shipped_suites():
         page = REFERENCE / f"{one['name']}.md"
         if page.is_file():
             parts.append(re.sub(r"^# ", "## ", page.read_text(encoding="utf-8")).replace("](", "](gallery/"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from smimbench import Capabilities, hookimpl
 from smimbench.interfaces import Law
 from smimbench.problem.problem import Problem
-from smimbench.registry.registry import Registry, set_registry
+from smimbench.registry.registry import Registry, using
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,5 @@ def smimbench_register_priors(register):
 @contextmanager
 def stretched(channel, **parameters):
     """A sequence problem with that prior, while its registry is the one in use."""
-    registry = Registry([__file__])
-    set_registry(registry)
-    try:
-        yield Problem(
-            {"name": "sequence-multi-index", "tokens": 2},
-            channel,
-            {"name": "stretched", **parameters},
-            registry=registry,
-        )
-    finally:
-        set_registry(None)
+    with using(Registry([__file__])):
+        yield Problem({"name": "sequence-multi-index", "tokens": 2}, channel, {"name": "stretched", **parameters})

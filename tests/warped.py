@@ -7,7 +7,7 @@ import numpy as np
 
 from smimbench import Capabilities, hookimpl
 from smimbench.problem.problem import Problem
-from smimbench.registry.registry import Registry, set_registry
+from smimbench.registry.registry import Registry, using
 
 SHAPES = {"positive part": lambda z: np.maximum(z, 0.0), "exponential": lambda z: np.exp(z / 2)}
 MOMENTS = {"positive part": (0.5, 0.5), "exponential": (0.5 * np.exp(0.125), np.exp(0.5))}
@@ -38,10 +38,6 @@ def smimbench_register_channels(register):
 @contextmanager
 def warped(shape, tokens=1):
     """A sequence problem with that channel, while its registry is the one in use."""
-    registry = Registry([__file__])
-    set_registry(registry)
-    try:
+    with using(Registry([__file__])):
         model, channel = {"name": "sequence-multi-index", "tokens": tokens}, {"name": "warped", "shape": shape}
-        yield Problem(model, channel, "gaussian", registry=registry)
-    finally:
-        set_registry(None)
+        yield Problem(model, channel, "gaussian")

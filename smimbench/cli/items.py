@@ -46,7 +46,7 @@ def list_items(request: Request, kind: str | None) -> int:
     """List models, channels, priors, metrics, algorithms and suites."""
     from smimbench.report.catalogue import item_documents, print_items
 
-    request.answer(item_documents(request.registry, kind), print_items)
+    request.answer(item_documents(kind), print_items)
     return OK
 
 
@@ -64,7 +64,7 @@ def info(request: Request) -> int:
     """Describe one item or suite: parameters, defaults, source, equation."""
     from smimbench.report.catalogue import info_documents, print_info
 
-    request.answer(info_documents(request.registry, request.name), print_info)
+    request.answer(info_documents(request.name), print_info)
     return OK
 
 
@@ -73,7 +73,7 @@ def plugins(request: Request) -> int:
     """List installed and drop-in plugins, and whether each was loaded."""
     from smimbench.report.catalogue import plugin_documents, print_plugins
 
-    documents = plugin_documents(request.registry)
+    documents = plugin_documents()
     request.answer(documents, print_plugins)
     return NOT_OK if any(d["status"] == "failed" for d in documents) else OK
 
@@ -143,7 +143,7 @@ def doctor(request: Request, ceilings: bool) -> int:
     """Show versions, BLAS, GPU, and the exact pip command for CuPy."""
     from smimbench.report.doctor import diagnose, print_diagnosis
 
-    document = diagnose(request.registry, ceilings=ceilings)
+    document = diagnose(ceilings=ceilings)
     request.answer(document, print_diagnosis)
     return OK if document["healthy"] else NOT_OK
 

@@ -173,7 +173,7 @@ class Request:
         known = len(self.registry.plugins)
         try:
             if (found := self.settings()) is None:
-                suite = load_suite(self.name, self.overrides, self.only, registry=self.registry)
+                suite = load_suite(self.name, self.overrides, self.only)
             else:
                 given = [*found.shared.get("overrides", []), *self.overrides]
                 only = self.only or found.shared.get("only", [])
@@ -181,7 +181,7 @@ class Request:
                     given, only = [*self.overrides], self.only  # of the suite as written, not of another change of it
                 # Results may come from anybody: to look at them must not run what lies in the folder where one stands.
                 path, text = Path(f"{found.suite}.toml"), found.shared["text"]
-                suite = parse_suite(path, text, given, only, registry=self.registry, stored=True)
+                suite = parse_suite(path, text, given, only, stored=True)
             self.remark(suite.remarks)
             return suite
         finally:

@@ -381,6 +381,6 @@ def _verified_pack(request: Request, cells: int, seed: int, *, theory: bool) -> 
         return found
     document, shared = read_packed(path)
     given = shared.get("overrides", []), shared.get("only", [])
-    suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *given, registry=request.registry, stored=True)
+    suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *given, stored=True)
     how = {"cells": cells, "seed": seed}
     return found | verify_packed(path, document["rows"], shared, suite, theory=theory, **how)

@@ -17,7 +17,7 @@ from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Pri
 from smimbench.numerics.seeds import STREAMS, words
 from smimbench.problem.instance import Instance, draw_on, stored_types
 from smimbench.registry.parameters import build, parameters_of, signature_of
-from smimbench.registry.registry import Registry, RegistryError, get_registry
+from smimbench.registry.registry import RegistryError, get_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,8 +90,6 @@ class Problem:
     ----------
     model, channel, prior : str or mapping
         A name, or a table ``{"name": ..., parameter: value, ...}``.
-    registry : Registry or None
-        Where to look names up; default: all installed plugins.
 
     Raises
     ------
@@ -110,32 +108,26 @@ class Problem:
     prior: Prior
 
     def __init__(
-        self,
-        model: str | Mapping[str, Any],
-        channel: str | Mapping[str, Any],
-        prior: str | Mapping[str, Any],
-        *,
-        registry: Registry | None = None,
+        self, model: str | Mapping[str, Any], channel: str | Mapping[str, Any], prior: str | Mapping[str, Any]
     ) -> None:
-        registry = registry or get_registry()
         self.spec: dict[str, JsonObject] = {}
         self._defaults: dict[str, JsonObject] = {}
-        self.model = self._make(registry, "model", model)
-        self.channel = self._make(registry, "channel", channel, tokens=self.model.tokens)
-        self.prior = self._make(registry, "prior", prior)
+        self.model = self._make("model", model)
+        self.channel = self._make("channel", channel, tokens=self.model.tokens)
+        self.prior = self._make("prior", prior)
         with explained("channel", ItemError):
             self.channel = complete_channel(self.channel, self.model)
             self.components: int = int(self.channel.components)
         with explained("prior", ItemError):
             self.prior = complete_prior(self.prior, self.model)
 
-    def _make(self, registry: Registry, kind: str, what: str | Mapping[str, Any], **provided: Any) -> Any:
+    def _make(self, kind: str, what: str | Mapping[str, Any], **provided: Any) -> Any:
         table = {"name": what} if isinstance(what, str) else dict(what)
         name = table.pop("name", None)
         if not isinstance(name, str):
             raise ProblemError(f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}")
         with explained(kind):
-            entry = registry.get(kind, name, None if kind == "model" else self.model.name)
+            entry = get_registry().get(kind, name, None if kind == "model" else self.model.name)
             item = build(entry.item, kind, table, provided)
         self.spec[kind] = specification(entry, item)
         self._defaults[kind] = {k: p.default for k, p in signature_of(entry.item).items()}

@@ -320,6 +320,17 @@ _current: Registry | None = None
 
 
 @contextmanager
+def using(registry: Any) -> Iterator[None]:
+    """Use another registry in this process for a while."""
+    before = _current
+    set_registry(registry)
+    try:
+        yield
+    finally:
+        set_registry(before)
+
+
+@contextmanager
 def _no_exit() -> Iterator[None]:
     """A module that ends the process while it is imported fails like any other; processes that it forks may end."""
     leave, process, loading = os._exit, os.getpid(), True

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from smimbench.files import suggestion
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
-from smimbench.registry.registry import KINDS, RegistryError
+from smimbench.registry.registry import KINDS, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
 from smimbench.report.prose import readable_prose, wrapped
 from smimbench.suite import SuiteError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.files import JsonObject
-    from smimbench.registry.registry import Entry, Registry
+    from smimbench.registry.registry import Entry
 
 _EMPTY = inspect.Parameter.empty
 _INFO = (
@@ -30,14 +30,14 @@ _INFO = (
 )  # fmt: skip
 
 
-def item_documents(registry: Registry, kind: str | None) -> dict[str, list[JsonObject]]:
+def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
     """Items of a kind in the plural (None: all kinds, and suites)."""
     found: dict[str, list[JsonObject]] = {}
     for name in KINDS:
         if kind in (None, f"{name}s"):
-            found[f"{name}s"] = [_item_document(entry) for entry in registry.entries(name)]
+            found[f"{name}s"] = [_item_document(entry) for entry in get_registry().entries(name)]
     if kind in (None, "suites"):
-        found["suites"] = [_suite_document(registry, name) for name in shipped_suites()]
+        found["suites"] = [_suite_document(name) for name in shipped_suites()]
     return found
 
 
@@ -57,9 +57,9 @@ def _item_document(entry: Entry) -> JsonObject:
     }
 
 
-def _suite_document(registry: Registry, name: str) -> JsonObject:
+def _suite_document(name: str) -> JsonObject:
     try:
-        suite = load_suite(name, registry=registry)
+        suite = load_suite(name)
     except SuiteError as error:  # one that needs a plugin which is not here must not hide the others
         return {"name": name, "kind": "suite", "summary": f"cannot be read: {error}"}
     return {
@@ -75,7 +75,7 @@ def _suite_document(registry: Registry, name: str) -> JsonObject:
     }
 
 
-def info_documents(registry: Registry, name: str) -> list[JsonObject]:
+def info_documents(name: str) -> list[JsonObject]:
     """Everything about all items and suites of a name (the same name may stand for several kinds or models)."""
     distribution, _, plain = name.rpartition(":")
     documents = [
@@ -85,14 +85,14 @@ def info_documents(registry: Registry, name: str) -> list[JsonObject]:
             "documentation": inspect.getdoc(e.item) or "",
             **_own_theory(e),
         }
-        for e in registry.entries()
+        for e in get_registry().entries()
         if e.name == plain and distribution in ("", e.distribution)
     ]
     if name in shipped_suites():
-        suite = load_suite(name, registry=registry)
-        documents.append({**_suite_document(registry, name), "parameters": [], "documentation": suite.text})
+        suite = load_suite(name)
+        documents.append({**_suite_document(name), "parameters": [], "documentation": suite.text})
     if not documents:
-        known = sorted({entry.name for entry in registry.entries()} | set(shipped_suites()))
+        known = sorted({entry.name for entry in get_registry().entries()} | set(shipped_suites()))
         raise RegistryError(f"nothing is called {name!r}; {suggestion(name, known)}")
     return documents
 
@@ -124,7 +124,7 @@ def _type(annotation: Any) -> str:
     return "" if annotation is _EMPTY else getattr(annotation, "__name__", str(annotation))
 
 
-def plugin_documents(registry: Registry) -> list[JsonObject]:
+def plugin_documents() -> list[JsonObject]:
     """All plugins with status and reasons."""
     return [
         {
@@ -136,7 +136,7 @@ def plugin_documents(registry: Registry) -> list[JsonObject]:
             "items": [f"{entry.kind} {entry.name}" for entry in plugin.entries],
             "problems": plugin.problems,
         }
-        for plugin in registry.plugins
+        for plugin in get_registry().plugins
     ]
 
 

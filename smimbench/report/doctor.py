@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from smimbench.backend import machine
 from smimbench.backend.namespaces.cupy import describe_gpu
 from smimbench.backend.roofline import measure, remembered
+from smimbench.registry.registry import get_registry
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.files import JsonObject
-    from smimbench.registry.registry import Registry
 
 
-def diagnose(registry: Registry, *, ceilings: bool = False) -> JsonObject:
+def diagnose(*, ceilings: bool = False) -> JsonObject:
     """Versions, BLAS, GPU and plugins, with the command that fixes each problem.
 
     Parameters
@@ -25,7 +25,7 @@ def diagnose(registry: Registry, *, ceilings: bool = False) -> JsonObject:
     ceilings : bool
         Measure again what the machine can do at best; otherwise what is remembered is shown.
     """
-    failed = [f"{p.name}: {'; '.join(p.problems)}" for p in registry.plugins if p.failed]
+    failed = [f"{p.name}: {'; '.join(p.problems)}" for p in get_registry().plugins if p.failed]
     advice = [
         f"pip install 'smimbench[{extra}]'  ({name}: {use})"
         for name, (extra, use) in {"matplotlib": ("plot", "figures need it")}.items()
@@ -41,7 +41,7 @@ def diagnose(registry: Registry, *, ceilings: bool = False) -> JsonObject:
         "git_commit": machine.git_commit(),
         "gpu": gpu,
         "ceilings": _ceilings(ceilings, bool(gpu["devices"])),
-        "plugins": {"loaded": sum(not p.failed for p in registry.plugins), "failed": failed},
+        "plugins": {"loaded": sum(not p.failed for p in get_registry().plugins), "failed": failed},
         "advice": advice,
         "healthy": not failed,
     }

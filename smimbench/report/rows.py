@@ -15,7 +15,7 @@ from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.adapters import sizes
 from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
-from smimbench.registry.registry import RegistryError, get_registry
+from smimbench.registry.registry import RegistryError
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
 from smimbench.report.statistics import (
     against_theory,
@@ -82,7 +82,7 @@ def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
     if not algorithm:
         return False
     try:
-        return bool(build_algorithm(algorithm, None, get_registry()).plan(sizes(1, 1, 1)).draws_fresh)
+        return bool(build_algorithm(algorithm, None).plan(sizes(1, 1, 1)).draws_fresh)
     except (RegistryError, ParameterError):
         return False
 
@@ -92,7 +92,7 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
     model = problem.model
     n = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
-        algorithm = build_algorithm(cell.algorithm, problem, get_registry())
+        algorithm = build_algorithm(cell.algorithm, problem)
         plan = algorithm.plan(sizes(n, model.tokens, cell.dimension))
         n = int(plan.steps or 0) * int(plan.batch or n) or n
     return float(model.sample_ratio(n, cell.dimension))
@@ -134,7 +134,7 @@ def own_point(
     how = cell.run.start, whole, cell.run.max_iterations
     conditions = Conditions(cell.dimension, *how, trajectory=trajectory)
     try:
-        build_algorithm(cell.algorithm, problem, get_registry())
+        build_algorithm(cell.algorithm, problem)
         return cache.own(problem, cell.algorithm, ratio, conditions)
     except (RegistryError, ParameterError) as error:
         return f"it is not installed here: {error}"

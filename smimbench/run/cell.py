@@ -25,7 +25,7 @@ from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, seed_sequence
 from smimbench.registry.adapters import refusal
 from smimbench.registry.parameters import build
-from smimbench.registry.registry import Registry, get_registry
+from smimbench.registry.registry import get_registry
 from smimbench.run.loop import LoopSettings, Status, run_algorithm, running
 from smimbench.run.record import LONGEST, check_types, new_record, plain
 from smimbench.suite.cells import Cell
@@ -41,7 +41,7 @@ MOST_TRIES = 6
 """Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""
 
 
-def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> JsonObject:
+def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObject:
     """Run one cell and report whatever happens: a record always comes back.
 
     Parameters
@@ -51,7 +51,6 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
     threads : int
         BLAS threads.
     """
-    registry = registry or get_registry()
     started, tries, lost = time.time(), 0, 0.0
     machine.reset_peak_memory()
     while True:
@@ -59,7 +58,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
         try:
             with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads), cautious(0.5**tries):
                 warnings.simplefilter("always")
-                found = _run(cell, registry, timing)
+                found = _run(cell, timing)
             if tries and "placement" in found:
                 found["placement"]["tries"] = tries + 1
                 said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
@@ -128,19 +127,19 @@ def _different(lines: list[str]) -> list[str]:
     return found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
 
 
-def _run(cell: Cell, registry: Registry, timing: bool) -> JsonObject:
+def _run(cell: Cell, timing: bool) -> JsonObject:
     """What a record says of a run, or of a cell that the algorithm refuses."""
-    problem, algorithm = cell.rebuild(registry)
+    problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = _backend(cell)
     instance, checksum = _instance(cell, problem, backend)
     computed = cell.run.start not in STARTS
     if timing and computed:
-        _start(cell, problem, instance, backend, registry)
+        _start(cell, problem, instance, backend)
     stop = backend.stopwatch()
     with running(0.0) if computed else contextlib.nullcontext():
-        start = _start(cell, problem, instance, backend, registry)
+        start = _start(cell, problem, instance, backend)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
     head_start = stop().seconds if computed else 0.0
     backend.release()
@@ -218,7 +217,7 @@ def _instance(cell: Cell, problem: Problem, backend: Backend) -> tuple[Instance,
     return _LATEST[name]
 
 
-def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry) -> Start | None:
+def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend) -> Start | None:
     """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
     if cell.run.start == "uninformed":
         return None
@@ -227,7 +226,7 @@ def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend, r
         # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
         information = INFORMED_OVERLAP / (1 - INFORMED_OVERLAP)
         return problem.start(instance, information, rng, backend, informed=True)
-    entry = registry.get("algorithm", cell.run.start, problem.model.name)
+    entry = get_registry().get("algorithm", cell.run.start, problem.model.name)
     found: Start = build(entry.item, "algorithm", {}).start(problem, instance.data(backend), rng)
     return found
 

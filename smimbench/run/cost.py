@@ -22,7 +22,6 @@ from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json
 from smimbench.registry.adapters import refusal, sizes
-from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import Limits
 from smimbench.run.processes import in_processes
@@ -143,7 +142,7 @@ def _groups(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], Problem, A
     for cell in cells:
         groups.setdefault(_identity(cell.problem, cell.algorithm, cell.backend), []).append(cell)
     for name, group in groups.items():
-        yield name, group, *group[0].rebuild(get_registry())
+        yield name, group, *group[0].rebuild()
 
 
 def _identity(*parts: Any) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 from smimbench.files import StoreError, canonical_json, error_line, read_json, steady_folder
 from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import Problem, ProblemError, without_code
-from smimbench.registry.registry import get_registry
 from smimbench.run.record import check_answer, document_text, read_answer, write_answer
 from smimbench.run.store import move_aside
 from smimbench.suite.cells import as_table, build_algorithm
@@ -215,7 +214,7 @@ class TheoryCache:
         """Answers, found now: branches at each sample ratio for ``"points"``, else one."""
         if what == "own":
             spec, alpha, conditions = more
-            yield own_document(build_algorithm(spec, problem, get_registry()), problem, alpha, conditions)
+            yield own_document(build_algorithm(spec, problem), problem, alpha, conditions)
             return
         self.begin(problem)
         if what == "thresholds":

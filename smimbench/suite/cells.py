@@ -13,7 +13,7 @@ from smimbench.files import canonical_json
 from smimbench.problem.problem import CODE, Problem, specification
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
-from smimbench.registry.registry import BUILT_IN, Entry, Registry, RegistryError, get_registry
+from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.overrides import Condition, selects
 from smimbench.suite.schema import STARTS
@@ -93,7 +93,7 @@ class Cell:
                 continue
         return frozenset(found - {BUILT_IN})
 
-    def rebuild(self, registry: Registry) -> tuple[Problem, Any]:
+    def rebuild(self) -> tuple[Problem, Any]:
         """The problem and the algorithm, from names and parameters.
 
         Raises
@@ -102,12 +102,9 @@ class Cell:
             If an item is here in another version, or with other code, than the cell asks for: its numbers would go under a
             wrong key.
         """
-        problem = Problem(**{kind: as_table(spec) for kind, spec in self.problem.items()}, registry=registry)
-        algorithm = build_algorithm(self.algorithm, problem, registry)
-        here = {
-            **problem.spec,
-            "algorithm": specification(_algorithm_entry(self.algorithm, problem, registry), algorithm),
-        }
+        problem = Problem(**{kind: as_table(spec) for kind, spec in self.problem.items()})
+        algorithm = build_algorithm(self.algorithm, problem)
+        here = {**problem.spec, "algorithm": specification(_algorithm_entry(self.algorithm, problem), algorithm)}
         for kind, spec in {**self.problem, "algorithm": self.algorithm}.items():
             own, asked = (
                 f"version {one['version']}" + (f" with the code {one['source']}" if "source" in one else "")
@@ -227,7 +224,7 @@ def as_table(spec: Mapping[str, Any]) -> JsonObject:
     return table
 
 
-def build_algorithm(spec: Mapping[str, Any], problem: Problem | None, registry: Registry) -> Any:
+def build_algorithm(spec: Mapping[str, Any], problem: Problem | None) -> Any:
     """An algorithm from its name and parameters, for the model of a problem, or (None) for any model it supports.
 
     One that works for other models only is made as well, and ``smimbench.registry.adapters.refusal`` says why it is of no use.
@@ -238,12 +235,12 @@ def build_algorithm(spec: Mapping[str, Any], problem: Problem | None, registry: 
     """
     table = as_table(spec)
     del table["name"]
-    return build(_algorithm_entry(spec, problem, registry).item, "algorithm", table)
+    return build(_algorithm_entry(spec, problem).item, "algorithm", table)
 
 
-def _algorithm_entry(spec: Mapping[str, Any], problem: Problem | None, registry: Registry) -> Entry:
+def _algorithm_entry(spec: Mapping[str, Any], problem: Problem | None) -> Entry:
     name = as_table(spec)["name"]
     try:
-        return registry.get("algorithm", name, problem.model.name if problem else None)
+        return get_registry().get("algorithm", name, problem.model.name if problem else None)
     except RegistryError:
-        return registry.get("algorithm", name)  # of another model: ``refusal`` says so
+        return get_registry().get("algorithm", name)  # of another model: ``refusal`` says so

@@ -17,7 +17,7 @@ from smimbench.files import canonical_json, printable, suggestion
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, unknown_key
-from smimbench.registry.registry import Registry, RegistryError, get_registry
+from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade
 from smimbench.suite.overrides import check_condition, merged, override, read_condition, selects, toml_text
@@ -56,9 +56,7 @@ def find_suite(name: str) -> Path:
     raise SuiteError(name, "", f"no such file and no shipped suite; {suggestion(name, known)}")
 
 
-def load_suite(
-    name: str | Path, overrides: Iterable[str] = (), only: Iterable[str] = (), *, registry: Registry | None = None
-) -> Suite:
+def load_suite(name: str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Suite:
     """Read and check a suite.
 
     Parameters
@@ -80,17 +78,11 @@ def load_suite(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SuiteError(str(path), "", f"cannot be read: {error}") from None
-    return parse_suite(path, text, overrides, only, registry=registry)
+    return parse_suite(path, text, overrides, only)
 
 
 def parse_suite(
-    path: Path,
-    text: str,
-    overrides: Iterable[str] = (),
-    only: Iterable[str] = (),
-    *,
-    registry: Registry | None = None,
-    stored: bool = False,
+    path: Path, text: str, overrides: Iterable[str] = (), only: Iterable[str] = (), *, stored: bool = False
 ) -> Suite:
     """Check the text of a suite; ``path`` gives its name and is what errors mention. See ``load_suite``.
 
@@ -116,7 +108,7 @@ def parse_suite(
         if "extends" in document:
             raise SuiteError(file, "extends", "cannot be set from outside; name that suite instead")
         chosen = tuple(read_condition(one) for one in only)
-        return _Reader(path, text, registry or get_registry(), stored).suite(document, given, chosen)
+        return _Reader(path, text, stored).suite(document, given, chosen)
     except RecursionError:
         raise SuiteError(file, "", "lists or tables are nested too deep") from None
     except OverflowError:
@@ -156,8 +148,8 @@ def _with_base(path: Path, document: JsonObject, seen: tuple[Path, ...] = ()) ->
 class _Reader:
     """Turns a document into a suite; what ``schema`` cannot know of items and of other keys is checked here."""
 
-    def __init__(self, path: Path, text: str, registry: Registry, stored: bool) -> None:
-        self.path, self.text, self.registry, self.stored = path, text, registry, stored
+    def __init__(self, path: Path, text: str, stored: bool) -> None:
+        self.path, self.text, self.stored = path, text, stored
         self.file = str(path)
         self.remarks: list[str] = []
         self.unmade: list[Unmade] = []
@@ -173,7 +165,7 @@ class _Reader:
             raise self._explain(error) from None
         if read.suite.plugins and not self.stored:
             self._drop_ins()
-        elif read.suite.plugins and not self.registry.paths:
+        elif read.suite.plugins and not get_registry().paths:
             self.remarks.append(
                 "its suite asks for ./plugins, which are not run for stored results: --plugins does that"
             )
@@ -228,7 +220,7 @@ class _Reader:
         folder = Path("plugins")
         if not any(folder.glob("*.py")):
             raise self.fail("suite.plugins", f"is true, but there is no ./plugins/*.py in {Path.cwd()}")
-        self.registry.add(folder)
+        get_registry().add(folder)
 
     # -- problems -------------------------------------------------------------------------------------------------
 
@@ -262,7 +254,7 @@ class _Reader:
                 if label and differing:
                     label += " (" + ", ".join(f"{k}={v}" for k, v in differing.items()) + ")"
                 try:
-                    problem = Problem(**tables, registry=self.registry)
+                    problem = Problem(**tables)
                     with explained("prior"):
                         theory_only = why_theory_only(problem.prior, problem.components)
                 except ProblemError as error:
@@ -340,7 +332,7 @@ class _Reader:
             key, label = f"algorithms[{i}]", table.label or table.name
             try:
                 with explained("algorithm"):
-                    entry = self.registry.get("algorithm", table.name)
+                    entry = get_registry().get("algorithm", table.name)
                     spec = specification(entry, build(entry.item, "algorithm", table.model_extra or {}))
                 if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
                     fit = f"works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}"
@@ -364,12 +356,12 @@ class _Reader:
         metrics |= {f"run.reference[{i}].metric": one.metric for i, one in enumerate(run.reference)}
         for (key, name), model in itertools.product(metrics.items(), models):
             try:
-                find_metric(name, model, self.registry)
+                find_metric(name, model)
             except RegistryError as error:
                 raise self.fail(key, str(error)) from None
         if run.start in STARTS:
             return
-        offered = [entry for entry in self.registry.entries("algorithm") if entry.item.start is not None]
+        offered = [entry for entry in get_registry().entries("algorithm") if entry.item.start is not None]
         if not all(any(entry.name == run.start and entry.fits(model) for entry in offered) for model in models):
             known = f"{', '.join(map(repr, STARTS))} or the name of an algorithm with a method start"
             names = ", ".join(sorted({f"{entry.name} for {', '.join(entry.models)}" for entry in offered})) or "none"
@@ -381,7 +373,7 @@ class _Reader:
         elsewhere = []
         for i, reference in enumerate(run.reference):
             try:
-                problem = Problem(**reference.problem.tables(), registry=self.registry)
+                problem = Problem(**reference.problem.tables())
             except ProblemError as error:
                 self._leave_out(error, f"run.reference[{i}].problem.{error.key}")
                 continue

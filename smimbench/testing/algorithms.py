@@ -24,6 +24,7 @@ from smimbench.backend.device import get_backend
 from smimbench.interfaces import Info
 from smimbench.problem.instance import Instance
 from smimbench.registry.parameters import parameters_of
+from smimbench.registry.registry import using
 from smimbench.testing.context import OverlayRegistry
 from smimbench.testing.core import (
     CheckFailed,
@@ -357,8 +358,8 @@ def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
     # Items as registered, without what the engine has put around them.
     parts = {kind: getattr(problem, kind) for kind in ("model", "channel", "prior")}
     bare = {kind: getattr(part, kind, part) for kind, part in parts.items()}
-    registry: Any = OverlayRegistry({**bare, "algorithm": item})
-    return run_cell(cell, registry=registry)
+    with using(OverlayRegistry({**bare, "algorithm": item})):
+        return run_cell(cell)
 
 
 @algorithm_check(

@@ -19,7 +19,7 @@ from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
-from smimbench.registry.registry import BASES, BUILT_IN, KINDS, Entry, get_registry
+from smimbench.registry.registry import BASES, BUILT_IN, KINDS, Entry, get_registry, using
 from smimbench.testing.core import CheckError, CheckFailed, CheckSkipped, capabilities_of
 from smimbench.theory.consistency import require_consistent
 
@@ -125,25 +125,26 @@ class CheckContext:
 def _assembled(**parts: Any) -> Problem:
     """A problem of instances, made the way a suite makes it: from names and parameters."""
     tables = {kind: {"name": item.name, **parameters_of(kind, item)} for kind, item in parts.items()}
-    return Problem(**tables, registry=OverlayRegistry(parts))  # type: ignore[arg-type]
+    with using(OverlayRegistry(parts)):
+        return Problem(**tables)
 
 
 class OverlayRegistry:
     """A registry in which some items stand in front of the registered ones, registered or not themselves."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
-        self.parts = parts
+        self.parts, self.below = parts, get_registry()
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
         """The item at hand under its own name; whatever is registered under others."""
         item = self.parts.get(kind)
         if item is not None and name.rpartition(":")[2] == item.name:
             return Entry(kind, item.name, type(item), BUILT_IN)
-        return get_registry().get(kind, name, model)
+        return self.below.get(kind, name, model)
 
     def entries(self, kind: str | None = None) -> list[Entry]:
         """What is registered."""
-        return get_registry().entries(kind)
+        return self.below.entries(kind)
 
 
 def _made(entry: Entry, tokens: int) -> Any:

@@ -11,7 +11,7 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import ENGINE_FILLED, build
-from smimbench.registry.registry import Registry
+from smimbench.registry.registry import Registry, using
 from tests.helpers import attention, sequence
 
 # Values of parameters that have no default.
@@ -58,7 +58,8 @@ def unsigned(estimate):
 @pytest.mark.parametrize(("model", "channel", "prior", "algorithm"), list(combinations()))
 def test_it_runs_and_stays_where_it_was_put(backend, model, channel, prior, algorithm):
     """With the numbers that NumPy gives."""
-    problem = Problem(table(model), table(channel), table(prior), registry=REGISTRY)
+    with using(REGISTRY):
+        problem = Problem(table(model), table(channel), table(prior))
     parameters = table(algorithm)
     parameters.pop("name")
     item = build(algorithm.item, "algorithm", parameters)

@@ -13,7 +13,7 @@ from smimbench.derive import complete_channel, predict
 from smimbench.derive.channel import LARGEST_DIMENSION, IntegratedChannel
 from smimbench.interfaces import Capabilities, Channel, ParameterError
 from smimbench.problem.problem import Problem, ProblemError
-from smimbench.registry.registry import Entry, Registry
+from smimbench.registry.registry import Entry, Registry, using
 from smimbench.theory.generalization import generalization_error
 from smimbench.theory.scalar import ScalarCurve
 from tests.conftest import assert_placed
@@ -108,7 +108,8 @@ def low_rank(channel) -> Problem:
     item.reference, item.capabilities = "here", Capabilities()
     registry = Registry(third_party=False)
     registry._entries.append(Entry("channel", channel.name, item, "here"))
-    return Problem({"name": "sequence-multi-index", "tokens": 1}, channel.name, "gaussian", registry=registry)
+    with using(registry):
+        return Problem({"name": "sequence-multi-index", "tokens": 1}, channel.name, "gaussian")
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,8 @@ def small_problem():
 
 
 def test_a_function_becomes_an_algorithm_with_typed_parameters(little):
-    _, registry = little
     problem, instance, data = small_problem()
-    algorithm = build_algorithm({"name": "mean-input", "gain": 2.0}, problem, registry)
+    algorithm = build_algorithm({"name": "mean-input", "gain": 2.0}, problem)
     assert (algorithm.name, algorithm.version, algorithm.steps) == ("mean-input", 1, 1)
     state = algorithm.init(problem, data, np.random.default_rng(0))
     assert (algorithm.estimate(state) == 0).all()
@@ -152,15 +151,14 @@ def test_a_function_becomes_an_algorithm_with_typed_parameters(little):
     assert np.abs(algorithm.estimate(state)[0] - exact).max() < 1e-12
     assert info.samples == len(instance.labels)
     with pytest.raises(Exception, match="gain"):
-        build_algorithm({"name": "mean-input", "gain": "much"}, problem, registry)
+        build_algorithm({"name": "mean-input", "gain": "much"}, problem)
     with pytest.raises(Exception, match="unknown key"):
-        build_algorithm({"name": "mean-input", "again": 1.0}, problem, registry)
+        build_algorithm({"name": "mean-input", "again": 1.0}, problem)
 
 
 def test_randomness_is_that_of_the_run(little):
-    _, registry = little
     problem, _, data = small_problem()
-    algorithm = build_algorithm({"name": "noise", "size": 2.0}, problem, registry)
+    algorithm = build_algorithm({"name": "noise", "size": 2.0}, problem)
 
     def run(seed):
         state = algorithm.init(problem, data, np.random.default_rng(seed))

@@ -65,7 +65,7 @@ def test_it_passes_its_own_checks(kind, folder, capsys, monkeypatch):
     outcomes = check(entry.item, only=CHECKS[kind])
     assert [o for o in outcomes if o.status == "failed"] == []
     assert sum(o.status == "passed" for o in outcomes) >= 4
-    suite = load_suite(str(folder / "smimbench-fresh" / "fresh.toml"), registry=registry)
+    suite = load_suite(str(folder / "smimbench-fresh" / "fresh.toml"))
     assert "gamp" in [table["label"] for table in suite.algorithms]
     assert suite.cells()
 

@@ -46,7 +46,7 @@ def test_paragraphs_are_set_to_the_width_of_the_screen():
 
 
 def test_no_page_of_an_item_is_wider_than_a_screen():
-    documents = [one for entry in get_registry().entries() for one in info_documents(get_registry(), entry.name)]
+    documents = [one for entry in get_registry().entries() for one in info_documents(entry.name)]
     text = on_screen(lambda console: print_info(console, documents))
     prose = [line for line in text.splitlines() if len(line) > 80 and line.startswith(" ")]
     assert not [line for line in prose if not line.lstrip().startswith("http") and "  " not in line.strip()]
@@ -54,7 +54,7 @@ def test_no_page_of_an_item_is_wider_than_a_screen():
 
 def test_nothing_of_latex_or_rest_is_left_in_any_item():
     for entry in get_registry().entries():
-        for document in info_documents(get_registry(), entry.name):
+        for document in info_documents(entry.name):
             text = readable_prose(document["documentation"]).plain
             for mark in ("\\frac", "\\sqrt", ".. math", ":math:", "``", "\n---"):
                 assert mark not in text, (entry.name, mark)

@@ -24,7 +24,6 @@ def cells_of(tmp_path, registry, *algorithms: str, text: str = SUITE, **override
     suite = load_suite(
         write_suite(tmp_path, text.partition("[[algorithms]]")[0] + tables),
         [f"{key}={value}" for key, value in overrides.items()],
-        registry=registry,
     )
     return suite.cells()
 
@@ -76,7 +75,7 @@ def test_cost_is_what_the_model_says_at_the_rate_of_the_precision(tmp_path, regi
         cells = cells_of(tmp_path, registry, "gamp", text=text, **{"grid.dimension": 300, "run.dtype": f'"{dtype}"'})
         return cost.estimate_cost(cells[:1], 1, trials=False).seconds
 
-    problem, _ = cells_of(tmp_path, registry, "gamp", text=ATTENTION)[0].rebuild(registry)
+    problem, _ = cells_of(tmp_path, registry, "gamp", text=ATTENTION)[0].rebuild()
     alpha = cells_of(tmp_path, registry, "gamp", text=ATTENTION)[0].alpha
     flops = problem.model.cost(problem.model.sample_count(alpha, 300), 300, 1).flops
     flops += problem.model.cost(1, 300, 1).denoiser
@@ -219,7 +218,7 @@ def test_serial_and_parallel_agree_bit_for_bit(tmp_path, registry):
 
 
 def _is_fatal(cell, registry) -> bool:
-    problem, _ = cell.rebuild(registry)
+    problem, _ = cell.rebuild()
     return problem.instance(cell.alpha, cell.dimension, cell.replicate, seed=cell.seed).inputs[0, 0, 0] > 0
 
 

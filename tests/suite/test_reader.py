@@ -8,7 +8,7 @@ import pytest
 
 import smimbench
 from smimbench.files import canonical_json
-from smimbench.registry.registry import Registry
+from smimbench.registry.registry import Registry, using
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
 from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, write_suite
@@ -262,7 +262,7 @@ def test_what_only_reports_does_not_change_the_key(tmp_path):
 def test_a_cell_is_plain_data_and_rebuilds_itself(tmp_path):
     for cell in load_suite(write_suite(tmp_path, ATTENTION)).cells():
         assert canonical_json(json.loads(canonical_json(cell.identity()))) == canonical_json(cell.identity())
-        problem, algorithm = cell.rebuild(Registry())
+        problem, algorithm = cell.rebuild()
         assert problem.prior.rho == 0.5
         assert problem.spec == cell.problem
         assert algorithm.name == "gamp"
@@ -271,11 +271,11 @@ def test_a_cell_is_plain_data_and_rebuilds_itself(tmp_path):
 def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(CHANNEL.replace('"twice"', '"linear"'))
-    registry = Registry([str(plugin)])
     text = SUITE.replace('name = "linear", noise = 0.2', 'name = "mine:linear", gain = 3.0')
-    cell = load_suite(write_suite(tmp_path, text), registry=registry).cells()[0]
+    with using(Registry([str(plugin)])):
+        cell = load_suite(write_suite(tmp_path, text)).cells()[0]
+        problem, _ = cell.rebuild()
     assert cell.problem["channel"]["distribution"] == "mine"
-    problem, _ = cell.rebuild(registry)
     assert problem.channel.gain == 3.0
 
 

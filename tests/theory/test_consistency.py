@@ -20,7 +20,7 @@ from smimbench import Problem
 from smimbench.cli.main import main
 from smimbench.interfaces import Denoised, Overlap, Uncertain
 from smimbench.problem.problem import ProblemError
-from smimbench.registry.registry import Entry, get_registry
+from smimbench.registry.registry import Entry, get_registry, using
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory import consistency
 from smimbench.theory.consistency import require_consistent
@@ -34,18 +34,21 @@ def problem_of(model, channel, prior="gaussian", rho=0.5, **parameters):
     """A problem whose channel or prior, if it is a class, came with another package."""
     strangers = {kind: item for kind, item in (("channel", channel), ("prior", prior)) if isinstance(item, type)}
 
+    below = get_registry()
+
     class Registry:
-        entries = staticmethod(get_registry().entries)
+        entries = staticmethod(below.entries)
 
         @staticmethod
         def get(kind, name, model=None):
             if kind in strangers:
                 return Entry(kind, name, strangers[kind], "strangers")
-            return get_registry().get(kind, name, model)
+            return below.get(kind, name, model)
 
     channel, prior = ({"name": getattr(item, "name", item)} for item in (channel, prior))
     width = {"rho": rho} if model is MATRICES else {}
-    return Problem(model, channel | parameters, prior | width, registry=Registry())
+    with using(Registry()):
+        return Problem(model, channel | parameters, prior | width)
 
 
 def channel_with(base, change):
