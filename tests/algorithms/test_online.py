@@ -47,6 +47,27 @@ def test_phase_retrieval_has_its_closed_form():
     np.testing.assert_allclose(square, 16 * (sixth - 2 * mixed + 3 * T**2 * Q + 12 * T * M**2), rtol=1e-10)
 
 
+def repeated(problem, algorithm, D, repeats, seed, at_random=False):
+    """Overlaps of a point, those after all steps of the algorithm from there, again and again, and the recursion's rule."""
+    instance = problem.instance(0.01, D)
+    data, rng = instance.data(get_backend()), np.random.default_rng(seed)
+    begin = algorithm.init(problem, data, rng)
+    if not at_random:
+        factor = 0.5 * instance.signal + 0.7 * begin.factor
+        begin = begin._replace(factor=factor, signal=factor)
+    ends = []
+    for _ in range(repeats):
+        state = begin._replace(rng=rng)
+        for _ in range(algorithm.steps):
+            state, _ = algorithm.step(problem, data, state)
+        ends.append(np.stack(instance.overlaps(state.factor)[1:]))
+    rule = online.Rule(
+        lambda step: algorithm.learning_rate, algorithm.batch / D, algorithm.weight_decay, algorithm.momentum,
+        algorithm.nesterov, algorithm.spherical,
+    )  # fmt: skip
+    return instance.overlaps(begin.factor), np.array(ends), rule
+
+
 @pytest.mark.parametrize(
     ("problem", "parameters"),
     [
@@ -58,32 +79,13 @@ def test_phase_retrieval_has_its_closed_form():
 )
 def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(problem, parameters):
     """Three steps from one point, again and again: the mean move is the recursion's, up to 1/D."""
-    D, batch, repeats = 300, 60, 150
-    algorithm = Sgd(batch=batch, steps=3, online=True, **parameters)
-    instance = problem.instance(0.01, D)
-    data = instance.data(get_backend())
-    rng = np.random.default_rng(5)
-    begin = algorithm.init(problem, data, rng)
-    factor = 0.5 * instance.signal + 0.7 * begin.factor
-    begin = begin._replace(factor=factor, signal=factor)
-    ends = []
-    for _ in range(repeats):
-        state = begin._replace(rng=rng)
-        for _ in range(3):
-            state, _ = algorithm.step(problem, data, state)
-        ends.append(np.stack(instance.overlaps(state.factor)[1:]))
-    start = instance.overlaps(factor)
-    loss = algorithm.loss or fitting_loss(problem)
-    rule = online.Rule(
-        lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
-        algorithm.nesterov, algorithm.spherical,
-    )  # fmt: skip
-    path = solve(problem, loss, rule, [start], [0, 1, 2, 3])
+    algorithm = Sgd(batch=60, steps=3, online=True, **parameters)
+    start, ends, rule = repeated(problem, algorithm, 300, 150, 5)
+    path = solve(problem, algorithm.loss or fitting_loss(problem), rule, [start], [0, 1, 2, 3])
     wanted = np.stack([path.cross[:, -1, 0], path.own[:, -1, 0]], axis=1)
-    mean, error = np.mean(ends, axis=0), np.std(ends, axis=0) / np.sqrt(repeats)
-    spread = wanted.std(axis=0) / 2
+    error, spread = ends.std(axis=0) / np.sqrt(len(ends)), wanted.std(axis=0) / 2
     moved = np.abs(wanted.mean(axis=0) - np.stack(start[1:]))
-    gap = np.abs(mean - wanted.mean(axis=0))
+    gap = np.abs(ends.mean(axis=0) - wanted.mean(axis=0))
     # The last term is of order 1/D; a wrong factor of any term would be far larger.
     assert (gap < 4 * np.hypot(error, spread) + 0.02 * moved.max()).all(), (gap, error, spread, moved)
 
@@ -97,28 +99,11 @@ def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(problem, par
 )
 def test_draws_have_the_law_of_the_algorithm(problem, parameters):
     """Two steps at D = 30, again and again: the law of every overlap and of their sum, no order in 1/D left out."""
-    D, batch, repeats, draws = 30, 8, 400, 4000
-    algorithm = Sgd(batch=batch, steps=2, online=True, loss="squared", **parameters)
-    instance = problem.instance(0.01, D)
-    data = instance.data(get_backend())
-    rng = np.random.default_rng(6)
-    begin = algorithm.init(problem, data, rng)
-    if not algorithm.spherical:
-        factor = 0.5 * instance.signal + 0.7 * begin.factor
-        begin = begin._replace(factor=factor, signal=factor)
-    start, ends = instance.overlaps(begin.factor), []
-    for _ in range(repeats):
-        state = begin._replace(rng=rng)
-        for _ in range(2):
-            state, _ = algorithm.step(problem, data, state)
-        ends.append(np.concatenate([part.ravel() for part in instance.overlaps(state.factor)[1:]]))
-    rule = online.Rule(
-        lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
-        algorithm.nesterov, algorithm.spherical,
-    )  # fmt: skip
-    path = online.draw_paths(problem, "squared", rule, [start], [0, 2], draws, batch, D)
+    draws, algorithm = 4000, Sgd(batch=8, steps=2, online=True, loss="squared", **parameters)
+    start, ends, rule = repeated(problem, algorithm, 30, 400, 6, at_random=algorithm.spherical)
+    path = online.draw_paths(problem, "squared", rule, [start], [0, 2], draws, 8, 30)
     drawn = np.concatenate([part[:, -1, 0].reshape(draws, -1) for part in (path.cross, path.own)], axis=1)
-    runs = np.array(ends)
+    runs = ends.reshape(len(ends), -1)
     for k in range(runs.shape[1]):
         if runs[:, k].std() > 1e-9:  # a sphere leaves nothing to chance
             assert stats.ks_2samp(runs[:, k], drawn[:, k]).pvalue > 1e-3

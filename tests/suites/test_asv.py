@@ -8,8 +8,6 @@ import sys
 import tarfile
 
 import pytest
-from smimbench_priors.gaussian import Gaussian
-from smimbench_priors.wishart import Wishart
 
 from tests.helpers import ROOT
 
@@ -121,63 +119,39 @@ def test_tracks_say_which_direction_is_good(benchmarks):
                     assert "smaller is better" in track.unit
 
 
-def slopes(benchmarks, problem):
-    """The tracks of a denoiser at every level of information."""
-    found = []
-    for information in benchmarks["identities"].Denoiser.params[1]:
-        track = benchmarks["identities"].Denoiser()
-        track.setup(problem, information)
-        found.append(track.track_slope(problem, information))
-    return found
+def shorter(found, y, omega, V):
+    return found._replace(mean=omega + 0.98 * (found.mean - omega))
 
 
-@pytest.mark.parametrize("factor", [1.02, 0.98])
-@pytest.mark.parametrize(("suite", "prior"), [("quickstart", Wishart), ("spectral", Gaussian)])
-def test_a_bias_of_two_percent_in_a_denoiser_is_flagged(benchmarks, monkeypatch, suite, prior, factor):
+@pytest.mark.parametrize(
+    ("suite", "kind", "track", "levels", "bias"),
+    [
+        *(
+            (suite, "Denoiser", "track_slope", None, lambda f, *_, k=k: f._replace(estimate=k * f.estimate))
+            for suite in ("quickstart", "spectral")
+            for k in (1.02, 0.98)
+        ),
+        ("quickstart", "Denoiser", "track_claimed_error", [10.0], lambda f, *_: f._replace(V=1.02 * f.V)),
+        ("spectral", "Posterior", "track_slope", [0.5], shorter),
+    ],
+)
+def test_a_bias_of_two_percent_is_flagged(benchmarks, monkeypatch, suite, kind, track, levels, bias):
     problem = next(name for name in benchmarks["cases"].problems() if name.startswith(suite))
-    before = slopes(benchmarks, problem)
-    assert not any(map(flagged, before, slopes(benchmarks, problem)))
-    plain = prior.denoise
+    benchmark = getattr(benchmarks["identities"], kind)
 
-    def biased(self, R, Qhat):
-        found = plain(self, R, Qhat)
-        return found._replace(estimate=factor * found.estimate)
+    def measured():
+        for level in levels or benchmark.params[1]:
+            one = benchmark()
+            one.setup(problem, level)
+            yield getattr(one, track)(problem, level)
 
-    monkeypatch.setattr(prior, "denoise", biased)
-    assert all(map(flagged, before, slopes(benchmarks, problem)))
-
-
-def test_a_bias_of_two_percent_in_the_claimed_error_is_flagged(benchmarks, monkeypatch):
-    problem = quickstart(benchmarks)
-    track = benchmarks["identities"].Denoiser()
-    track.setup(problem, 10.0)
-    before = track.track_claimed_error(problem, 10.0)
-    plain = Wishart.denoise
-
-    def biased(self, R, Qhat):
-        found = plain(self, R, Qhat)
-        return found._replace(V=1.02 * found.V)
-
-    monkeypatch.setattr(Wishart, "denoise", biased)
-    track.setup(problem, 10.0)
-    assert flagged(before, track.track_claimed_error(problem, 10.0))
-
-
-def test_a_biased_posterior_is_flagged(benchmarks, monkeypatch):
-    problem = next(name for name in benchmarks["cases"].problems() if name.startswith("spectral"))
-    track = benchmarks["identities"].Posterior()
-    track.setup(problem, 0.5)
-    before = track.track_slope(problem, 0.5)
-    channel = benchmarks["cases"].Case(problem).problem.channel
-    plain = type(channel).posterior
-
-    def biased(self, y, omega, V, **options):
-        found = plain(self, y, omega, V, **options)
-        return found._replace(mean=omega + 0.98 * (found.mean - omega))
-
-    monkeypatch.setattr(type(channel), "posterior", biased)
-    track.setup(problem, 0.5)
-    assert flagged(before, track.track_slope(problem, 0.5))
+    before = list(measured())
+    assert not any(map(flagged, before, measured()))
+    parts = benchmarks["cases"].Case(problem).problem
+    owner, method = (type(parts.prior), "denoise") if kind == "Denoiser" else (type(parts.channel), "posterior")
+    plain = getattr(owner, method)
+    monkeypatch.setattr(owner, method, lambda self, *given, **more: bias(plain(self, *given, **more), *given))
+    assert all(map(flagged, before, measured()))
 
 
 INDEX = """<html><head>
@@ -191,12 +165,17 @@ INDEX = """<html><head>
 """
 
 
-@pytest.fixture
-def publisher(monkeypatch, tmp_path):
-    """The script, with npm replaced by archives that are made here."""
+def publish_module():
     spec = importlib.util.spec_from_file_location("asv_publish", ROOT / "suites" / "asv" / "publish.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def publisher(monkeypatch, tmp_path):
+    """The script, with npm replaced by archives that are made here."""
+    module = publish_module()
 
     def archive(name, version, expected, cache):
         path = tmp_path / f"{name}.tgz"
@@ -247,9 +226,7 @@ def test_a_library_that_is_not_known_is_named(publisher, tmp_path):
 
 
 def test_an_archive_with_another_hash_is_refused(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("asv_publish", ROOT / "suites" / "asv" / "publish.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = publish_module()
     npm = tmp_path / "bin" / "npm"
     npm.parent.mkdir()
     npm.write_text("#!/bin/sh\necho changed > jquery-3.3.1.tgz\n")
