@@ -116,10 +116,10 @@ def sequence(channel: str = "softmax", tokens: int = 2, **parameters) -> Problem
     return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian")
 
 
-def run_once(problem: Problem, instance: Instance, algorithm, backend: Backend | None = None, **settings):
+def run_once(problem: Problem, instance: Instance, algorithm, backend: Backend | None = None, start=None, **settings):
     """One run through the engine's loop, its random numbers from the number of the attempt."""
     backend = backend or get_backend()
-    data = instance.data(backend)
+    data = instance.data(backend, start)
     how = LoopSettings(**settings)
     return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, how, backend)
 

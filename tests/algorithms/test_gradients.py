@@ -58,24 +58,6 @@ def test_gradient_is_the_derivative_of_the_loss(name, loss, rng):
         assert float((found.gradient * along).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-7)
 
 
-def test_loss_is_the_squared_distance_of_the_outputs(rng):
-    problem = PROBLEMS["two layers"]
-    _, data = small(problem)
-    factor = problem.prior.factor.draw(rng, 2, data.dimension)
-    expected = 0.0
-    for x, y in zip(data.inputs, data.labels):
-        z1, z2 = (x @ w / math.sqrt(data.dimension) for w in factor)
-
-        def attention(v):
-            e = np.exp(np.outer(v, v))
-            return e / e.sum(1, keepdims=True)
-
-        u = (0.7 * np.eye(2) + attention(z1)) @ z2
-        expected += ((attention(u) - np.exp(y)) ** 2).sum()
-    found = loss_gradient(problem, data.inputs, targets_of(problem, data), factor)
-    assert float(found.loss) == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize("name", ["two layers", "attention softmax", "attention linear", "sequence linear"])
 def test_students_are_independent_of_each_other(name, rng, backend):
     problem = PROBLEMS[name]
@@ -170,20 +152,6 @@ def test_sgd_with_momentum_and_decay_follows_the_textbook(nesterov):
         v = 0.6 * v + g
         W = W - 0.1 / (1 + t / 3) * (g + 0.6 * v if nesterov else v)
         assert np.allclose(states[t + 1].factor, W, rtol=1e-11, atol=1e-13)
-
-
-def test_schedules():
-    rates = {
-        "constant": Sgd(learning_rate=2.0),
-        "step": Sgd(learning_rate=2.0, schedule="step", decay_steps=4, decay_factor=0.5),
-        "cosine": Sgd(learning_rate=2.0, schedule="cosine", steps=10),
-        "1/t": Sgd(learning_rate=2.0, schedule="1/t", decay_steps=5),
-    }
-    found = {name: [rule._rate(t, 10) for t in (0, 4, 5, 9)] for name, rule in rates.items()}
-    assert found["constant"] == [2, 2, 2, 2]
-    assert found["step"] == [2, 1, 1, 0.5]
-    assert found["cosine"] == pytest.approx([2, 1 + math.cos(0.4 * math.pi), 1, 1 + math.cos(0.9 * math.pi)])
-    assert found["1/t"] == pytest.approx([2, 2 / 1.8, 1, 2 / 2.8])
 
 
 def test_an_epoch_sees_every_sample_once_and_its_mean_step_is_the_full_gradient():

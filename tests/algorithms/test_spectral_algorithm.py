@@ -7,24 +7,16 @@ from smimbench_algorithms.spectral import Spectral
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
-from smimbench.run.loop import LoopSettings, run_algorithm
+from tests.helpers import run_once
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
 EXTENSIVE = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
 
 
-def run(problem, instance, algorithm, start=None):
-    backend = get_backend()
-    data = instance.data(backend, start)
-    return run_algorithm(
-        problem, instance, data, algorithm, lambda k: np.random.default_rng(k), LoopSettings(), backend
-    )
-
-
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
 def test_one_step_and_done(kind):
     instance = LOW.instance(1.0, 120)
-    attempt = run(LOW, instance, Spectral(kind=kind))
+    attempt = run_once(LOW, instance, Spectral(kind=kind))
     assert attempt.status.value == "ok"
     assert attempt.iterations == 1
     assert attempt.trajectory["overlap"][0] == [0.0]  # the prior mean
@@ -37,14 +29,14 @@ def test_one_step_and_done(kind):
 def test_labels_that_say_nothing_of_second_moments_end_a_run_as_usual(kind, dimension):
     """Signs: the matrix of labels is zero, which has no eigenvector to look for."""
     problem = Problem({"name": "sequence-multi-index", "tokens": 1}, "sign", "gaussian")
-    attempt = run(problem, problem.instance(2.0, dimension), Spectral(kind=kind))
+    attempt = run_once(problem, problem.instance(2.0, dimension), Spectral(kind=kind))
     assert attempt.status.value == "ok"
     assert attempt.metrics["mse"][0] == pytest.approx(1.0, abs=0.6)
 
 
 def test_eigenvalues_are_kept_beside_their_theory():
     def attempt(problem, algorithm, alpha, dimension, replicate=0):
-        return run(problem, problem.instance(alpha, dimension, replicate), algorithm)
+        return run_once(problem, problem.instance(alpha, dimension, replicate), algorithm)
 
     key, asymmetric = "leading_eigenvalues", Spectral(kind="asymmetric")
     expected = Spectral().theory(LOW, 0.8).more[key]
@@ -64,8 +56,8 @@ def test_gamp_goes_on_from_it():
     instance = LOW.instance(0.9, 400)
     data = instance.data(get_backend())
     start = Spectral().start(LOW, data, np.random.default_rng(0))
-    alone = run(LOW, instance, Spectral())
-    further = run(LOW, instance, Gamp(), start)
+    alone = run_once(LOW, instance, Spectral())
+    further = run_once(LOW, instance, Gamp(), start=start)
     assert further.status.value == "ok"
     assert further.metrics["mse"][0] < alone.metrics["mse"][0]
     assert further.metrics["overlap"][0] > 0.9

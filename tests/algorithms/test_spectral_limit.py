@@ -16,10 +16,7 @@ from smimbench.derive import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import components_decouple
-
-
-def softmax(tokens=2, **channel):
-    return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": "softmax", **channel}, "gaussian")
+from tests.helpers import sequence
 
 
 def data_of(problem, alpha, dimension, replicate=0, backend: Backend | None = None):
@@ -71,7 +68,7 @@ class SignProduct(Pair):
 
 
 def pair_problem(channel):
-    problem = softmax()
+    problem = sequence()
     problem.channel, problem.components = channel, 2
     problem.model = type(problem.model)(tokens=1)
     problem.spec = {**problem.spec, "channel": {"name": channel.name}}
@@ -163,7 +160,7 @@ def test_asymmetric_overlap_and_outlier_have_closed_forms(tokens):
     F = M * (M + 1)
     K3 = M * (M + 2) * (M + 4) - 3 * M * (M + 2) + 3 * M - 1 - (M - 1)
     alpha = 2.5 / F
-    found = spectral_theory(softmax(M), alpha, "asymmetric")
+    found = spectral_theory(sequence(tokens=M), alpha, "asymmetric")
     assert found.overlap[0, 0] == pytest.approx((alpha - 1 / F) / (alpha + K3 / F**2), abs=0.01)
     assert found.modes[0].eigenvalue == pytest.approx(alpha * F, rel=0.02)
     assert abs(found.mse[0] - 1 + found.overlap[0, 0]) < 1e-12
@@ -181,7 +178,7 @@ def test_symmetric_overlap_solves_the_equation_of_the_optimal_matrix(alpha):
         return alpha * chi * trace - 1
 
     chi = brentq(excess, 1e-6, 1 - 1e-9)
-    found = spectral_theory(softmax(), alpha, regularisation=1e-5)
+    found = spectral_theory(sequence(), alpha, regularisation=1e-5)
     assert found.overlap[0, 0] == pytest.approx(1 - chi, abs=4 * found.error[0] + 1e-3)
     assert found.modes[0].eigenvalue == pytest.approx(1, abs=1e-3)
 
@@ -203,7 +200,7 @@ def test_regularisation_costs_what_the_general_formula_says():
         chi = chi_of(eigenvalue)
         return eigenvalue - alpha * ((1 + g) * t / (1 - chi * t)).sum(1).mean()
 
-    found = spectral_theory(softmax(), alpha, regularisation=epsilon)
+    found = spectral_theory(sequence(), alpha, regularisation=epsilon)
     eigenvalue = brentq(signal, found.modes[0].eigenvalue * 0.98, found.modes[0].eigenvalue * 1.05, xtol=1e-9)
     step = 1e-4
     slope = (signal(eigenvalue + step) - signal(eigenvalue - step)) / (2 * step)
@@ -222,7 +219,7 @@ def dense_pieces(problem, data):
 
 
 def test_leading_vector_is_that_of_the_dense_symmetric_matrix():
-    problem = softmax()
+    problem = sequence()
     _, data = data_of(problem, 0.9, 90)
     X, G = dense_pieces(problem, data)
     weights = np.eye(2) - np.linalg.inv(1.01 * np.eye(2) + G)
@@ -238,7 +235,7 @@ def test_leading_vector_is_that_of_the_dense_symmetric_matrix():
 
 
 def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
-    problem = softmax()
+    problem = sequence()
     compared = 0
     for replicate in range(4):
         _, data = data_of(problem, 0.8, 80, replicate)
@@ -271,7 +268,7 @@ def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
 
 
 def test_the_last_layer_emerges_first():
-    problem = softmax(layers=2)
+    problem = sequence(layers=2)
     found = spectral_theory(problem, 0.4)
     assert np.allclose(np.abs(found.modes[0].direction), [0, 1])
     assert found.modes[0].strength > 1 > found.modes[1].strength
@@ -295,7 +292,7 @@ def test_directions_that_do_not_separate_are_found_together():
 
 def test_joint_theory_agrees_with_the_scalar_one():
     """A single direction through the matrix-valued equations."""
-    problem = softmax()
+    problem = sequence()
     G = spectral._sampled_labels(spectral.Named("one layer", problem))[0]
     for kind in ("symmetric", "asymmetric"):
         one = direction_mode(G, np.ones(1), 0.5, kind, 0.05)
@@ -315,7 +312,7 @@ def test_sign_is_right_where_labels_tell_it():
 
 
 def test_start_claims_what_it_holds():
-    problem = softmax()
+    problem = sequence()
     instance, data = data_of(problem, 0.9, 500)
     start = Spectral().start(problem, data, np.random.default_rng(0))
     held = float((start.estimate**2).mean())

@@ -279,18 +279,6 @@ def test_coupled_components_claim_their_true_error():
     np.testing.assert_allclose(np.diag(prior.overlap(Qhat).V), np.diag(V), rtol=1e-12)
 
 
-def test_moments_of_draws(rng):
-    rho, D = 0.3, 300
-    prior = Wishart(rho)
-    S = prior.sample(rng, 2, D)
-    moments = np.einsum("pij,qij->pq", S, S) / D
-    finite_size = np.eye(2) / D  # E|S|^2/D = 1 + rho + 1/D
-    np.testing.assert_allclose(moments, prior.second_moment(2) + finite_size, atol=0.05)
-    np.testing.assert_allclose(np.trace(S, axis1=1, axis2=2) / D, math.sqrt(rho), atol=0.01)
-    assert np.linalg.matrix_rank(S[0]) == round(rho * D)
-    assert ((S - prior.mean(2, D)) ** 2).sum((1, 2)).mean() / D == pytest.approx(1, abs=0.05)
-
-
 def test_the_width_really_drawn_counts(rng):
     """rho D = 7.38: seven columns; prior mean and denoiser belong to them."""
     prior, D = Wishart(0.123), 60
