@@ -19,7 +19,7 @@ NOISY_LINE = sequence("linear", noise=0.1)
 PAIR = sequence("linear", noise=0.2, components=2)
 PROBIT = sequence("probit", noise=0.5)
 SOFTMAX = sequence(layers=1)
-MATRIX = smimbench.Problem({"name": "attention-indexed", "tokens": 2}, "linear", {"name": "wishart", "rho": 0.5})
+MATRIX = attention("linear")
 
 
 def path(problem, alpha, **conditions):
@@ -69,19 +69,16 @@ def test_no_path_where_it_would_not_be_exact():
 
 
 def test_branches_go_by_the_start():
-    matrix = smimbench.Problem({"name": "attention-indexed", "tokens": 2}, "linear", {"name": "wishart", "rho": 0.5})
     points = tuple(
         {"alpha": 1.0, "mse": mse, "mse_error": 0.0, "overlap": [[1 - mse]], "branch": branch, "method": "m"}
         for mse, branch in ((0.1, "informed"), (0.6, "uninformed"))
     )
     asked = Conditions(points=points)
-    assert Gamp().theory(matrix, 1.0, asked).mse == 0.6
-    assert Gamp().theory(matrix, 1.0, asked._replace(start="informed")).mse == 0.1
+    assert Gamp().theory(MATRIX, 1.0, asked).mse == 0.6
+    assert Gamp().theory(MATRIX, 1.0, asked._replace(start="informed")).mse == 0.1
 
 
-WISHART = smimbench.Problem(
-    {"name": "attention-indexed", "tokens": 2}, {"name": "softmax", "beta": 1.2}, {"name": "wishart", "rho": 0.4}
-)
+WISHART = attention(rho=0.4, beta=1.2)
 
 
 def test_matrices_start_and_end_where_theory_does():

@@ -16,7 +16,7 @@ from smimbench.derive import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import components_decouple
-from tests.helpers import sequence
+from tests.helpers import attention, sequence
 
 
 def data_of(problem, alpha, dimension, replicate=0, backend: Backend | None = None):
@@ -278,9 +278,7 @@ def test_the_last_layer_emerges_first():
 
 def test_directions_that_do_not_separate_are_found_together():
     """Linear labels of two directions: the leading vector is the whole signal; F is (P + 1) / (1 + noise)^2."""
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "components": 2, "noise": 0.5}, "gaussian"
-    )
+    problem = sequence("linear", 1, components=2, noise=0.5)
     alpha = 2.0
     for kind in ("symmetric", "asymmetric"):
         found = spectral_theory(problem, alpha, kind)
@@ -317,11 +315,9 @@ def test_start_claims_what_it_holds():
     start = Spectral().start(problem, data, np.random.default_rng(0))
     held = float((start.estimate**2).mean())
     assert start.V[0, 0] == pytest.approx(1 - held)
-    attention = Problem(
-        {"name": "attention-indexed", "tokens": 2}, {"name": "linear", "noise": 0.3}, {"name": "wishart", "rho": 0.5}
-    )
-    instance, data = data_of(attention, 0.2, 60)
-    start = Spectral().start(attention, data, np.random.default_rng(0))
+    problem = attention("linear", noise=0.3)
+    instance, data = data_of(problem, 0.2, 60)
+    start = Spectral().start(problem, data, np.random.default_rng(0))
     error = instance.metrics(start.estimate)["mse"][0]
     assert error == pytest.approx(float(start.V[0, 0]), rel=0.15)
 
@@ -383,9 +379,7 @@ class Correlated:
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
 def test_correlated_components_of_any_length_land_on_theory(kind):
     """Errors of finite runs, which know nothing of how theory whitens; the overlap is the squared cosine of the run."""
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2, "noise": 0.3}, "gaussian"
-    )
+    problem = sequence("linear", components=2, noise=0.3)
     problem.prior = Correlated()
     problem.spec["prior"] = {"name": "correlated", "version": 1}
     theory = spectral_theory(problem, 3.0, kind)

@@ -5,17 +5,13 @@ import pytest
 from smimbench_algorithms.gamp import Gamp
 from smimbench_algorithms.nuclear import Nuclear
 
-from smimbench.problem.problem import Problem, ProblemError
+from smimbench.problem.problem import ProblemError
 from smimbench.theory.predictions import competing
-from tests.helpers import run_once
+from tests.helpers import attention, run_once
 
 
 def network(rho, noise=0.0, **channel):
-    return Problem(
-        {"name": "attention-indexed", "tokens": 1},
-        {"name": "linear", "noise": noise, **channel},
-        {"name": "wishart", "rho": rho},
-    )
+    return attention("linear", 1, rho, noise=noise, **channel)
 
 
 def test_latents_are_centred_quadratic_forms(rng):
@@ -46,8 +42,7 @@ def test_published_quadratic_networks(rho, noise, alpha, mse):
 
 
 def test_three_samples_of_one_token_tell_as_much_as_one_of_two():
-    pair = Problem({"name": "attention-indexed", "tokens": 2}, "linear", {"name": "wishart", "rho": 0.3})
-    one, three = competing(network(0.3), [0.3])[0][0], competing(pair, [0.1])[0][0]
+    one, three = competing(network(0.3), [0.3])[0][0], competing(attention("linear", rho=0.3), [0.1])[0][0]
     assert one.mse[0] == pytest.approx(three.mse[0], rel=1e-10)
 
 
@@ -64,4 +59,4 @@ def test_runs(algorithm, close):
 @pytest.mark.parametrize("channel", ["softmax", "hardmax"])
 def test_attention_needs_two_tokens(channel):
     with pytest.raises(ProblemError, match=r"tokens: must be an integer >= 2, got 1"):
-        Problem({"name": "attention-indexed", "tokens": 1}, channel, {"name": "wishart", "rho": 0.5})
+        attention(channel, 1)

@@ -3,18 +3,13 @@
 import numpy as np
 import pytest
 
-import smimbench
 from smimbench.interfaces import Algorithm, AlgorithmPrediction, Conditions, Overlaps
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.theory.limit import BRINGS_NONE, aligned, limit_point, own_theory, scores
+from tests.helpers import attention, sequence
 
-LINEAR = smimbench.Problem(
-    {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2, "noise": 0.1}, "gaussian"
-)
-DEEP = smimbench.Problem(
-    {"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2, "skip": 1.0}, "gaussian"
-)
-MATRIX = smimbench.Problem({"name": "attention-indexed", "tokens": 2}, "linear", {"name": "wishart", "rho": 0.5})
+LINEAR, DEEP = sequence("linear", components=2, noise=0.1), sequence(layers=2, skip=1.0)
+MATRIX = attention("linear")
 
 
 @pytest.mark.parametrize("problem", [LINEAR, DEEP, MATRIX], ids=["linear", "two layers", "extensive"])

@@ -17,18 +17,15 @@ from smimbench.problem.problem import Problem
 from smimbench.theory.information import channel_information
 from smimbench.theory.predictions import solve, thresholds
 from smimbench.theory.scalar import ScalarCurve
+from tests import helpers
 
 
 def attention(tokens=2, rho=0.5, channel="softmax", **parameters) -> Problem:
-    return Problem(
-        {"name": "attention-indexed", "tokens": tokens},
-        {"name": channel, **parameters},
-        {"name": "wishart", "rho": rho},
-    )
+    return helpers.attention(channel, tokens, rho, **parameters)
 
 
 def sequence(tokens=2, channel="softmax", **parameters) -> Problem:
-    return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian")
+    return helpers.sequence(channel, tokens, **parameters)
 
 
 def point(problem: Problem, alpha: float):

@@ -17,9 +17,9 @@ from smimbench_channels.sequence.softmax.last_layer.tables import (
 )
 
 from smimbench.interfaces import Uncertain
-from smimbench.problem.problem import Problem
 from smimbench.theory.verification import verify_information
 from tests.channels.sequence.deep_attention import diagonal, outputs, product
+from tests.helpers import sequence
 
 
 def brute_force(z, weight, u, omega, v, skip):
@@ -227,9 +227,7 @@ def test_what_is_covered():
 
 def test_a_well_known_last_layer_without_skip_is_that_of_plain_draws():
     """Tables are too coarse there: labels are drawn instead."""
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2, "skip": 0.0}, "gaussian"
-    )
+    problem = sequence(layers=2, skip=0.0)
     Q = np.diag([0.0, 0.999])
     for check in verify_information(problem, Q, np.eye(2) - Q, draws=3000):
         assert 0 < check.error < 0.01 * check.printed
