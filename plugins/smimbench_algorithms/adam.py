@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, require
+from smimbench.interfaces import AlgorithmPrediction, Array, Conditions, Data, require
+from smimbench.problem import Problem
 from smimbench_algorithms.gradient import Descent
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
-    from smimbench.problem import Problem
 
 
 @dataclass(frozen=True)

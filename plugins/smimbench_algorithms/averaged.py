@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import namespace, read_together
 from smimbench.interfaces import (
     Algorithm,
+    AlgorithmPrediction,
     Array,
     Capabilities,
+    Conditions,
     Cost,
+    Data,
     Info,
     Overlaps,
     ParameterError,
@@ -20,14 +24,9 @@ from smimbench.interfaces import (
     require,
     takes,
 )
+from smimbench.problem import Problem
 from smimbench.registry import RegistryError, build, get_registry, parameters_of
 from smimbench.theory import limit_point, own_theory, prior_moments
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
-    from smimbench.problem import Problem
 
 
 class AveragedState(NamedTuple):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import matching, namespace, sample_chunks
 from smimbench.derive import predict
-from smimbench.interfaces import Algorithm, Overlaps, Plan, checked_posterior
-from smimbench.numerics import monte_carlo_rng
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Data, Host
-    from smimbench.problem import Problem
+from smimbench.interfaces import Algorithm, Array, Data, Host, Overlaps, Plan, checked_posterior
+from smimbench.numerics import monte_carlo_rng, symmetric
+from smimbench.problem import Problem
 
 PROBES = 16
 """Random labels at which a posterior is tested for being Gaussian."""
@@ -70,7 +67,7 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     departure = max(np.abs(covariances - covariance).max(), np.abs(moved - straight).max())
     if departure > SAME:
         return f"labels of channel {channel.name!r} are not linear in the signal"
-    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
+    values, vectors = np.linalg.eigh(symmetric(covariance))
     # A variance below this, in units of the prior's, is none; an eigenvalue this close to 1 is not identifiable.
     unsure = max(1e-12, 10 * departure)
     kept = values < 1 - unsure

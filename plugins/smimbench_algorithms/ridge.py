@@ -5,18 +5,15 @@ samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from smimbench.backend import matching, namespace, to_host
-from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, require
+from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Host, Info, require
+from smimbench.problem import Problem
 from smimbench.theory import Prediction, information_at, limit_point, point_document, prior_moments
 from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression, ridge_overlaps
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Data, Host
-    from smimbench.problem import Problem
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 """Values of lambda to choose from."""

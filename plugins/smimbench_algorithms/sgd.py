@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, require
+from smimbench.interfaces import AlgorithmPrediction, Array, Conditions, Data, require
+from smimbench.problem import Problem
 from smimbench_algorithms.gradient import Descent
 from smimbench_algorithms.gradient.online_theory import online_theory
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import AlgorithmPrediction, Conditions
-    from smimbench.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -82,12 +78,14 @@ class Sgd(Descent):
         """The velocity, where there is momentum."""
         return (namespace(factor).zeros_like(factor),) if self.momentum else ()
 
+    def penalty(self, data: Data) -> float:
+        """Weight decay."""
+        return self.weight_decay
+
     def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
     ) -> tuple[Array, tuple[Array, ...]]:
         """A step along the velocity."""
-        if self.weight_decay:
-            gradient = gradient + self.weight_decay * factor
         if not self.momentum:
             return factor - rate * gradient, ()
         velocity = self.momentum * memory[0] + gradient

@@ -6,20 +6,15 @@ All raise ParameterError for parameters out of range.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import array_api_compat
+from numpy.random import Generator
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Capabilities, Channel, ParameterError
+from smimbench.interfaces import Array, Capabilities, Channel, Uncertain
 from smimbench.interfaces.checks import check_whole
 from smimbench.numerics import entry_sites, site_entries, site_scales, site_values
 from smimbench_channels.batches import array_like
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
-    from smimbench.interfaces import Array
 
 
 class SequenceChannel(Channel):
@@ -96,9 +91,7 @@ class HardmaxChannel(Channel):
     _most_tokens: int
 
     def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, 2)
-        if self.tokens > self._most_tokens:
-            raise ParameterError("tokens", f"must be at most {self._most_tokens}, got {self.tokens}")
+        check_whole("tokens", self.tokens, 2, self._most_tokens)
 
     def observable(self, y: Array) -> Array:
         """Attention matrix with one-hot rows, (..., n, T, T), float64."""
@@ -115,9 +108,22 @@ class LinearChannel(Channel):
     version = 1
     reference = "derived, checked by tests/channels/test_linear.py"
 
+    _squares: float  # mean square of the noiseless label at latents of unit variance, summed over its entries
+
     def predict(self, z: Array) -> Array:
         """Label without its noise."""
         raise NotImplementedError
+
+    def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
+        """Squared error of the predicted noiseless label, summed over its entries; label noise is not counted.
+
+        Bayes and plug-in predictions are the same, with an error proportional to ``tr V``; the best constant is 0, with an
+        error proportional to ``tr(Q + V)``. ``Q`` and ``V`` (..., P, P), results (...).
+        """
+        xp = namespace(Q, V)
+        q, v = xp.broadcast_arrays(xp.linalg.trace(Q), xp.linalg.trace(V))
+        error = Uncertain(self._squares * v, 0.0, "closed form")
+        return {"bayes": error, "plugin": error, "constant": Uncertain(self._squares * (q + v), 0.0, "closed form")}
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
         """Noise of the labels from standard normal numbers."""

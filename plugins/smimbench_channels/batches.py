@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace, to_host
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics import places_at_mask, put_at_mask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smimbench.interfaces import Array, Host
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
-def array_like(values: Any, like: Array, dtype: Any = None) -> Array:
-    """Numbers on the namespace and device of ``like``, and of its dtype unless another is named."""
+def array_like(values: Any, like: Array) -> Array:
+    """Numbers with the namespace, device and dtype of ``like``."""
     xp = namespace(like)
-    return xp.asarray(values, dtype=dtype or like.dtype, device=array_api_compat.device(like))
+    return xp.asarray(values, dtype=like.dtype, device=array_api_compat.device(like))
 
 
 def identity_like(size: int, like: Array) -> Array:
     """Unit matrix (size, size) with the namespace, device and dtype of ``like``."""
     return namespace(like).eye(size, dtype=like.dtype, device=array_api_compat.device(like))
+
+
+def normal_density(x: Array) -> Array:
+    """Density of the standard normal law."""
+    return namespace(x).exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
 def blocks(n: int, size: int) -> Iterator[slice]:

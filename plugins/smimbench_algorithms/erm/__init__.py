@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from smimbench.backend import matching, namespace, sample_chunks, to_host
 from smimbench.derive import observable
-from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Overlaps, require
+from smimbench.interfaces import (
+    Algorithm,
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Conditions,
+    Data,
+    Host,
+    Info,
+    Overlaps,
+    require,
+)
+from smimbench.problem import Problem
 from smimbench.theory import limit_point
 from smimbench_algorithms.erm.fixed_point import PENALTIES, best_length, best_penalty, minima, why_not
 from smimbench_algorithms.erm.integrals import LOSSES, Loss, labels_of
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, Host
-    from smimbench.problem import Problem
 
 LENGTHS = ("posterior", "loss")
 
@@ -67,10 +75,10 @@ class Erm(Algorithm):
     penalty: float | str = "optimal"
     length: str | None = None
 
-    name: ClassVar[str] = "erm"
-    version: ClassVar[int] = 3
-    reference: ClassVar[str] = "arXiv:2006.06560"
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    name = "erm"
+    version = 3
+    reference = "arXiv:2006.06560"
+    capabilities = Capabilities()
 
     def __post_init__(self) -> None:
         require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")

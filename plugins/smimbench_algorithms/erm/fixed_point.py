@@ -22,22 +22,18 @@ components derived, checked by tests/algorithms/test_erm.py.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.files import canonical_json
-from smimbench.interfaces import Overlaps
+from smimbench.interfaces import Host, Overlaps
 from smimbench.numerics import Named
+from smimbench.problem import Problem
 from smimbench.theory import prior_moments
 from smimbench_algorithms.erm.integrals import ACCURACY, LOSSES, Loss, OrderParameters, integrals_of, labels_of
 from smimbench_algorithms.least_squares import noise_of_identity, ridge_overlaps, ridge_shares
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smimbench.interfaces import Host
-    from smimbench.problem import Problem
 
 PENALTIES = (1e-12, 1e12)
 """Smallest and largest penalty: estimates beyond are as good as not penalized, or zero."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.derive import observable
+from smimbench.interfaces import Array, Host
 from smimbench.numerics import monte_carlo_rng, symmetric_root, whitened_points
+from smimbench.problem import Problem
 from smimbench.theory import prior_moments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host
-    from smimbench.problem import Problem
 
 ROUNDING = 4 * float(np.finfo(float).eps)
 """Relative size of a residual, or difference of two posterior means, that counts as rounding."""

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import dtype_name, matching, namespace, read_together, sample_chunks, send, take_samples, to_host
 from smimbench.derive import denoise_step
-from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Plan, checked_posterior, require
+from smimbench.interfaces import (
+    Algorithm,
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Conditions,
+    Data,
+    Host,
+    Info,
+    Plan,
+    checked_posterior,
+    require,
+)
 from smimbench.numerics import diagonal_at_least, with_floor
+from smimbench.problem import Problem
 from smimbench_algorithms.gamp.mismatched import SMALLEST_QHAT, SMALLEST_V
 from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, Host
-    from smimbench.problem import Problem
 
 
 class StepControl(NamedTuple):
@@ -211,11 +219,11 @@ class Gamp(Algorithm):
     damping: float | None = None
     initial_overlap: float | None = None
 
-    name: ClassVar[str] = "gamp"
-    version: ClassVar[int] = 5
-    reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
-    capabilities: ClassVar[Capabilities] = Capabilities()
-    largest_excess: ClassVar[float] = LARGEST_EXCESS
+    name = "gamp"
+    version = 5
+    reference = "arXiv:2502.00901, arXiv:2506.01582"
+    capabilities = Capabilities()
+    largest_excess = LARGEST_EXCESS
 
     def __post_init__(self) -> None:
         require(self, "damping", self.damping is None or 0 <= self.damping < 1, "in [0, 1)")
@@ -349,7 +357,7 @@ class Gamp(Algorithm):
 class _GampAllNoise(Gamp):
     """GAMP that counts all of the noise that ``g`` carries."""
 
-    largest_excess: ClassVar[float] = 1.0
+    largest_excess = 1.0
 
 
 def pass_by_chunks(

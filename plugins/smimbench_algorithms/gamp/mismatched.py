@@ -17,11 +17,11 @@ Deviations shrink along a trajectory, and their errors with them: it ends where 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces import Overlaps
+from smimbench.interfaces import Host, Overlaps
 from smimbench.numerics import (
     inverse_root,
     monte_carlo_rng,
@@ -31,11 +31,8 @@ from smimbench.numerics import (
     whitened_points,
     with_floor,
 )
+from smimbench.problem import Problem
 from smimbench.theory import prior_moments
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Host
-    from smimbench.problem import Problem
 
 SMALLEST_V = 1e-16
 """Floor of the predicted error: at perfect recovery V would underflow and g be 0 / 0."""

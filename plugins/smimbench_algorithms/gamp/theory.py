@@ -12,13 +12,15 @@ line; its trajectory is sampled several times (``smimbench_algorithms.gamp.misma
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import AlgorithmPrediction, Overlaps
+from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
 from smimbench.numerics import symmetric_logarithm, with_floor
+from smimbench.problem import Problem
 from smimbench.theory import (
     aligned,
     competing,
@@ -31,12 +33,6 @@ from smimbench.theory import (
     scores,
 )
 from smimbench_algorithms.gamp.mismatched import ACCURACY, SMALLEST_QHAT, OrderParameters, sampled_step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Conditions, Host
-    from smimbench.problem import Problem
 
 
 def gamp_theory(

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import NarrowInputs, StreamedInputs, matching, namespace, to_host
 from smimbench.derive import gives_probabilities, observable
-from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Plan, require
+from smimbench.interfaces import (
+    Algorithm,
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Conditions,
+    Data,
+    Host,
+    Info,
+    Plan,
+    require,
+)
 from smimbench.numerics import symmetric
+from smimbench.problem import Problem
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
 from smimbench_algorithms.nuclear.limit import wide_factor_point
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, Host
-    from smimbench.problem import Problem
 
 SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
 """And the parameters that each needs."""

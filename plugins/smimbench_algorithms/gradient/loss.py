@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from smimbench.backend import namespace, sample_chunks
 from smimbench.derive import gives_probabilities, predict
-from smimbench.interfaces import Channel
+from smimbench.interfaces import Array, Channel
+from smimbench.problem import Problem
 from smimbench.registry import RegistryError, build, get_registry
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array
-    from smimbench.problem import Problem
 
 LOSSES = ("squared", "cross-entropy")
 
@@ -78,9 +75,9 @@ def loss_gradient(
     dimension = inputs.shape[-1]
     signal = basis.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
-    students = math.prod(signal.shape[:lead])
+    students = signal.shape[:lead]
     # As many components as fill a chunk with their latents like the intermediate results do.
-    held, root, scaled = students * problem.components, 1.0, None
+    held, root, scaled = math.prod(students) * problem.components, 1.0, None
     if model.forward_gram is not None and basis.gram_scale is not None and factor.shape[-1] <= NARROW * dimension:
         root = math.sqrt(basis.gram_scale(factor))
         scaled = root * factor
@@ -92,16 +89,14 @@ def loss_gradient(
         x = inputs[part, ...]
         z, pull = (model.forward(x, signal), None) if scaled is None else model.forward_gram(x, scaled)
         # Channels need not know of students: their samples stand one behind the other.
-        flat = xp.reshape(z, (-1, *z.shape[-2:])) if lead else z
+        flat = xp.reshape(z, (-1, *z.shape[-2:]))
         output = predict(channel, flat)
-        if lead:
-            output = xp.reshape(output, (students, -1, *output.shape[1:]))
+        output = xp.reshape(output, (*students, -1, *output.shape[1:]))
         value, cotangent = loss_of(xp, loss, output, targets[part, ...])
-        if lead:
-            cotangent = xp.reshape(cotangent, (-1, *cotangent.shape[2:]))
+        cotangent = xp.reshape(cotangent, (-1, *cotangent.shape[lead + 1 :]))
         g = xp.reshape(channel.vjp(flat, cotangent), z.shape)
         back = model.adjoint(x, g) if pull is None else pull(g)
-        value = xp.sum(value, axis=tuple(range(1, value.ndim))) if lead else xp.sum(value)
+        value = xp.sum(value, axis=tuple(range(lead, value.ndim)))
         total = value if total is None else total + value
         gradient = back if gradient is None else gradient + back
     if gradient is None:

@@ -44,22 +44,19 @@ batches, tokens and the law at finite D derived, checked by tests/algorithms/tes
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.derive import observable, predict
+from smimbench.interfaces import Host, Overlaps
 from smimbench.numerics import monte_carlo_rng
+from smimbench.problem import Problem
 from smimbench_algorithms.gradient import online_fields
 from smimbench_algorithms.gradient.loss import loss_of
 from smimbench_algorithms.gradient.online_fields import evaluations, latents_of_a_step, local_fields, turned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smimbench.interfaces import Host, Overlaps
-    from smimbench.problem import Problem
 
 LARGEST = 1e4
 """Self-overlap above which a run counts as diverged."""

@@ -13,20 +13,17 @@ Losses are affine in the label, hence ``E[g u^T]`` needs only its mean at every 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.derive import observable, predict
+from smimbench.interfaces import Host
 from smimbench.numerics import gauss_hermite, monte_carlo_rng, normal_points, symmetric_root
+from smimbench.problem import Problem
 from smimbench_algorithms.gradient.loss import loss_of
 from smimbench_algorithms.least_squares import noise_of_identity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Host
-    from smimbench.problem import Problem
 
 
 class Accuracy(NamedTuple):

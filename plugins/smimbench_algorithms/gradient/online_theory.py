@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import Overlaps
+from smimbench.interfaces import AlgorithmPrediction, Conditions, Overlaps
 from smimbench.numerics import monte_carlo_rng
+from smimbench.problem import Problem
 from smimbench.theory import aligned, limit_point, scores
 from smimbench_algorithms.gradient import online_fields
 from smimbench_algorithms.gradient.loss import fitting_loss
 from smimbench_algorithms.gradient.online import Diverges, Path, Rule, TooLong, affordable, draw_paths, price, solve
 from smimbench_algorithms.gradient.online_fields import evaluations
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.interfaces import AlgorithmPrediction, Conditions
-    from smimbench.problem import Problem
 
 
 def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:

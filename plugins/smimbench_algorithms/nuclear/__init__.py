@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import matching, namespace, to_host
-from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, require
+from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Info, require
 from smimbench.numerics import spectral_function, symmetric
+from smimbench.problem import Problem
 from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
 from smimbench_algorithms.nuclear.limit import (
     best_penalty,
@@ -21,10 +22,6 @@ from smimbench_algorithms.nuclear.limit import (
     perfect_recovery,
     shrink,
 )
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Data
-    from smimbench.problem import Problem
 
 FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
 """Candidates for tau, in units of the one at which the estimate vanishes."""

@@ -25,21 +25,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import clip
 from smimbench.derive import predict, why_theory_only
-from smimbench.interfaces import AlgorithmPrediction, Overlaps
+from smimbench.interfaces import AlgorithmPrediction, Array, Host, Overlaps
 from smimbench.numerics import monte_carlo_rng
+from smimbench.problem import Problem
 from smimbench.theory import limit_point
-from smimbench_algorithms.least_squares import SAME, seen_by_labels
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Host
-    from smimbench.problem import Problem
-    from smimbench_algorithms.least_squares import Linear
+from smimbench_algorithms.least_squares import SAME, Linear, seen_by_labels
 
 
 class Shrunk(NamedTuple):

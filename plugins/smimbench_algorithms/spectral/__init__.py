@@ -4,25 +4,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import dtype_name, matching, namespace, send, to_host
 from smimbench.derive import denoise_step
-from smimbench.interfaces import Algorithm, AlgorithmPrediction, Array, Capabilities, Info, Plan, Start, require
+from smimbench.interfaces import (
+    Algorithm,
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Data,
+    Denoised,
+    Host,
+    Info,
+    Plan,
+    Start,
+    require,
+)
 from smimbench.numerics import with_floor
+from smimbench.problem import Problem
 from smimbench.theory import Prediction, information_at, overlap_at, point_document, prior_moments
 from smimbench_algorithms.gamp import GampState, pass_by_chunks, solve_first
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory, why_not
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.interfaces import Data, Denoised, Host
-    from smimbench.problem import Problem
 
 ORIGINS = ("prior-mean", "zero")
 
@@ -33,9 +41,7 @@ def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
     return (known, second - known) if origin == "prior-mean" else (np.zeros_like(second), second)
 
 
-def first_order(
-    problem: Problem, data: Data, origin: str = "prior-mean", rng: np.random.Generator | None = None
-) -> Denoised:
+def first_order(problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None) -> Denoised:
     r"""One step of message passing, denoised by the prior: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
 
     Where the prior has it, by the ``continued`` denoiser. With a few samples a direction the largest eigenvalues of the step lie
@@ -73,7 +79,7 @@ def first_order(
     return denoise_step(prior, R, send(Qhat, R))
 
 
-def first_order_theory(problem: Problem, alpha: float, origin: str = "prior-mean") -> tuple[Host, Host, Host, str]:
+def first_order_theory(problem: Problem, alpha: float, origin: str) -> tuple[Host, Host, Host, str]:
     """Overlap Q (P, P), error V (P, P), numerical error of diag V (P,), and method of ``first_order`` in the limit."""
     Q, V = _origin(problem, origin)
     found = information_at(problem, Q, V)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import matching, namespace, sample_chunks, to_host
-from smimbench.interfaces import checked_posterior
-from smimbench.numerics import with_floor
+from smimbench.interfaces import Array, Data, Host, checked_posterior
+from smimbench.numerics import symmetric, with_floor
+from smimbench.problem import Problem
 from smimbench_algorithms.spectral.limit import (
     REGULARISATION,
     Mode,
@@ -19,11 +20,6 @@ from smimbench_algorithms.spectral.limit import (
     spectral_theory,
 )
 
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Data, Host
-    from smimbench.problem import Problem
-
-
 SMALLEST_V = 1e-3
 """Floor of the predicted error, in second moments: a start must leave room for the fluctuation of the overlap."""
 
@@ -32,15 +28,13 @@ RIGHTMOST = 8
 
 
 class SpectralEstimate(NamedTuple):
-    """Estimate (P, D), the error V (P, P) that theory predicts for it, the eigenvalues found, and remarks.
+    """Estimate (P, D), the error V (P, P) that theory predicts for it, and remarks.
 
-    ``eigenvalues`` are those of the eigenvectors used; ``outliers`` those of the matrix that was asked for, None where it
-    has no real one.
+    ``outliers`` are those of the matrix that was asked for, None where it has no real one.
     """
 
     estimate: Array
     V: Array
-    eigenvalues: list[float]
     remarks: list[str]
     outliers: list[float | None]
 
@@ -84,7 +78,6 @@ def spectral_estimate(
     spread = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
     gram, cross = np.zeros((P, P)), np.zeros((P, P))
-    eigenvalues: list[float] = []
     outliers: list[float | None] = []
     remarks: list[str] = []
     removed: list[Any] = []
@@ -100,7 +93,7 @@ def spectral_estimate(
             else:
                 remarks = ["the asymmetric matrix has no real outlier; the symmetric one was used"]
                 mode = _same_direction(spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode)
-        eigenvalue, u = found
+        u = found[1]
         if mode.found and e is not None:
             removed.append(u[0, :])
         U = u if e is None else e[:, None] * u
@@ -111,9 +104,8 @@ def spectral_estimate(
         gram += scale * mode.gram
         # an eigenvector of all components at once does not hold as much of each as it is long
         cross += scale**0.5 * mode.A if mode.found else scale * mode.gram
-        eigenvalues.append(eigenvalue)
     V = root @ with_floor(np.eye(P) - cross - cross.T + gram, SMALLEST_V) @ root
-    return SpectralEstimate(xp.matmul(spread, estimate), xp.asarray(V, **place), eigenvalues, remarks, outliers)
+    return SpectralEstimate(xp.matmul(spread, estimate), xp.asarray(V, **place), remarks, outliers)
 
 
 def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
@@ -183,7 +175,7 @@ class LinearisedMatrices:
         start = rng.standard_normal(size)
         if size <= 40:  # Lanczos' method needs a space much larger than its basis
             dense = np.stack([product(column) for column in np.eye(size)])
-            values, vectors = np.linalg.eigh((dense + dense.T) / 2)
+            values, vectors = np.linalg.eigh(symmetric(dense))
             return float(values[-1]), self._device(vectors[:, -1], shape)
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         try:

@@ -35,19 +35,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend import matching, namespace
 from smimbench.files import canonical_json
-from smimbench.interfaces import checked_posterior
-from smimbench.numerics import Named, monte_carlo_rng, normal_points, spectral_function, symmetric_root
+from smimbench.interfaces import Array, Host, checked_posterior
+from smimbench.numerics import Named, monte_carlo_rng, normal_points, spectral_function, symmetric, symmetric_root
+from smimbench.problem import Problem
 from smimbench.theory import prior_moments
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Host
-    from smimbench.problem import Problem
 
 KINDS = ("symmetric", "asymmetric")
 REGULARISATION = 1e-2
@@ -207,8 +204,8 @@ def _common_basis(keyed: Named[Problem]) -> Host | None:
     P = G.shape[1]
     if P == 1:
         return np.ones((1, 1))
-    symmetric = (G + G.transpose(0, 1, 4, 3, 2)) / 2
-    blocks = symmetric.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
+    halves = (G + G.transpose(0, 1, 4, 3, 2)) / 2
+    blocks = halves.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
     energy = (blocks**2).sum()
     mix = monte_carlo_rng("spectral limit: mixture of blocks").standard_normal(len(blocks))
     # A random combination has the common eigenvectors and, unless two directions are alike, distinct eigenvalues.
@@ -245,7 +242,7 @@ def _solve_modes(
 def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     """The mode of one common eigenvector e: everything depends on the eigenvalues of ``e^T G e`` (C, C)."""
     block = along_direction(G, e)[:, 0, :, 0]
-    g = np.linalg.eigvalsh((block + block.swapaxes(1, 2)) / 2)
+    g = np.linalg.eigvalsh(symmetric(block))
 
     def mean(values: Host) -> float:
         return float(values.sum() / len(g))
@@ -323,14 +320,14 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
         X, eigenvalue = found
         J = resolvent(X)
     mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * _site_map(J, flat, P)
-    A = np.linalg.eigh((mapped + mapped.T) / 2)[1][:, 0].reshape(P, P)
+    A = np.linalg.eigh(symmetric(mapped))[1][:, 0].reshape(P, P)
     A = A * np.sign(np.trace(A) or 1.0)
     spread = alpha * _site_trace(J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J, P)
     both = np.kron(X, X)
     noise = np.linalg.solve(np.eye(P * P) - alpha * both @ _site_map(J, J, P), both @ spread.reshape(-1)).reshape(P, P)
     gram = A @ A.T + noise
     norm = float(np.trace(gram))
-    if np.linalg.eigvalsh((noise + noise.T) / 2)[0] < 0:  # a solution inside the bulk
+    if np.linalg.eigvalsh(symmetric(noise))[0] < 0:  # a solution inside the bulk
         return nothing
     return Mode(float(eigenvalue), None, A / np.sqrt(norm), gram / norm, strength)
 
@@ -367,7 +364,7 @@ def _joint_outlier(flat: Host, alpha: float, P: int, resolvent: Any) -> tuple[Ho
         inverse = np.linalg.inv(X)
         first = inverse - eigenvalue * np.eye(P) + alpha * _site_trace(J, P)
         mapped = np.kron(inverse, np.eye(P)) - alpha * _site_map(J, flat, P)
-        return np.append(first[upper], np.linalg.eigvalsh((mapped + mapped.T) / 2)[0])
+        return np.append(first[upper], np.linalg.eigvalsh(symmetric(mapped))[0])
 
     found = root(residual, np.append((np.eye(P) - Q)[upper], 1.0), tol=1e-9)
     X, eigenvalue = unpack(found.x)

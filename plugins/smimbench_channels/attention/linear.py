@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from numpy.random import Generator
 
 from smimbench.backend import namespace
-from smimbench.interfaces import ParameterError, Posterior, Uncertain
+from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import site_values
 from smimbench_channels.bases import AttentionChannel, LinearChannel
 from smimbench_channels.batches import array_like, identity_like, uncentred
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
-    from smimbench.interfaces import Array
 
 CONVENTIONS = ("scaled", "plain")
 
@@ -131,17 +127,9 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         value = xp.sum(1 / (V + self._noise(V)), axis=-1, keepdims=True)
         return Uncertain(value, 0.0, "closed form")
 
-    def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
-        """Squared error of the predicted h, summed over the C entries of y; label noise is not counted.
-
-        Bayes and plug-in predictions are the same, ``V sum_c (1 + delta_c) = V T (T + 3) / 2``; the best
-        constant is 0, with error ``(Q + V) T (T + 3) / 2``. ``Q`` and ``V`` (..., 1, 1), results (...).
-        """
-        xp = namespace(Q, V)
-        q, v = xp.broadcast_arrays(Q[..., 0, 0], V[..., 0, 0])
-        weight = self.tokens * (self.tokens + 3) / 2
-        error = Uncertain(weight * v, 0.0, "closed form")
-        return {"bayes": error, "plugin": error, "constant": Uncertain(weight * (q + v), 0.0, "closed form")}
+    @property
+    def _squares(self) -> float:  # type: ignore[override]
+        return self.tokens * (self.tokens + 3) / 2
 
     def _noise(self, like: Array) -> Array:
         """Variance of the noise of every site in units of z."""

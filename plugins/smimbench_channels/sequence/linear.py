@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from numpy.random import Generator
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Posterior, Uncertain
+from smimbench.interfaces import Array, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
+from smimbench.numerics import symmetric
 from smimbench_channels.bases import LinearChannel, SequenceChannel
 from smimbench_channels.batches import identity_like
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
-    from smimbench.interfaces import Array
 
 
 @dataclass(frozen=True)
@@ -112,17 +109,9 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         V = xp.broadcast_arrays(Q, V)[1]
         return Uncertain(self.tokens * xp.linalg.inv(self._marginal(V)), 0.0, "closed form")
 
-    def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
-        """Squared error of the predicted z, summed over its P M entries; label noise is not counted.
-
-        Bayes and plug-in predictions are the same, ``M tr V``; the best constant is 0, with error ``M tr(Q +
-        V)``. ``Q`` and ``V`` (..., P, P), results (...).
-        """
-        xp = namespace(Q, V)
-        q, v = xp.broadcast_arrays(xp.linalg.trace(Q), xp.linalg.trace(V))
-        error = Uncertain(self.tokens * v, 0.0, "closed form")
-        constant = Uncertain(self.tokens * (q + v), 0.0, "closed form")
-        return {"bayes": error, "plugin": error, "constant": constant}
+    @property
+    def _squares(self) -> float:  # type: ignore[override]
+        return self.tokens
 
     def _gain(self, V: Array) -> tuple[Array, Array]:
         """``V (V + noise I)^{-1}``, the weight of the label, and the covariance that remains."""
@@ -131,7 +120,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
             return identity_like(self.components, V), xp.zeros_like(V)
         gain = xp.matrix_transpose(xp.linalg.solve(self._marginal(V), V))
         covariance = self.noise * gain
-        return gain, (covariance + xp.matrix_transpose(covariance)) / 2
+        return gain, symmetric(covariance)
 
     def _marginal(self, V: Array) -> Array:
         return V + self.noise * identity_like(self.components, V)

@@ -20,7 +20,7 @@ from smimbench.backend import clip, namespace, special
 from smimbench.interfaces import Capabilities, Channel, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre
-from smimbench_channels.batches import array_like, identity_like, uncentred
+from smimbench_channels.batches import array_like, identity_like, normal_density, uncentred
 
 
 class _SignChannel(Channel):
@@ -180,7 +180,7 @@ def hazard(u: Any, xp: Any) -> tuple[Any, Any]:
     # erfcx scales the tail out, so that labels against all odds keep their digits.
     low = clip(u, None, 5.0)
     left = math.sqrt(2 / math.pi) / special(xp).erfcx(-low / math.sqrt(2))
-    right = xp.exp(-u * u / 2) / math.sqrt(2 * math.pi)
+    right = normal_density(u)
     hazard = xp.where(u < 5.0, left, right)
     rest = 1 - hazard * (u + hazard)
     # Where the two terms cancel: the continued fraction's first terms, of relative error below 1e-6 there.

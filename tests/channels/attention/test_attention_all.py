@@ -218,7 +218,7 @@ def test_what_cannot_be_integrated_is_not_offered():
         (AttentionSoftmax, {"tokens": 1}, "^tokens: must be an integer >= 2, got 1$"),
         (AttentionSoftmax, {"tokens": True}, "^tokens: must be an integer >= 2"),
         (AttentionSoftmax, {"tokens": 2, "layers": 0}, "^layers: must be an integer >= 1"),
-        (AttentionSoftmax, {"tokens": 2, "layers": 3}, "^layers: must be 1"),
+        (AttentionSoftmax, {"tokens": 2, "layers": 3}, "^layers: must be at most 2"),
         (AttentionSoftmax, {"tokens": 3, "layers": 2}, "^layers: must be 1 for more than two tokens"),
         (AttentionSoftmax, {"tokens": 2, "beta": 0}, "^beta: must be a finite number > 0, got 0$"),
         *((AttentionSoftmax, {"tokens": 2, "beta": b}, "^beta: ") for b in (-1.0, math.nan, "1")),

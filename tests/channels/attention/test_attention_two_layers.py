@@ -256,13 +256,13 @@ def test_information_near_perfect_recovery(beta, skip):
 
     So a balance exists, and counting says where perfect recovery becomes stable: two layers of ``rho (1 - rho / 2)`` unknowns.
     """
-    channel, shares = TwoLayerAttention(beta=beta, skip=skip, samples=1 << 12), []
+    channel, shares = TwoLayerAttention(beta=beta, skip=skip), []
     table = {"name": "softmax", "layers": 2, "skip": skip, "beta": beta}
     problem = Problem({"name": "attention-indexed", "tokens": 2}, table, {"name": "wishart", "rho": 0.5})
     assert problem.channel.equations == 2.0
     for ratio in (1e-3, 1.0, 1e3):
         V = 1e-8 * np.diag([1.0, ratio]) / max(1.0, ratio)
-        found = channel.information(np.array([[1.5, 0.5], [0.5, 1.5]]), V)
+        found = channel.information(np.array([[1.5, 0.5], [0.5, 1.5]]), V, labels=1 << 12)
         parts = np.diagonal(found.value) * np.diagonal(V)
         error = float(np.sum(np.diagonal(found.error) * np.diagonal(V)))
         assert error < 0.04
@@ -306,10 +306,10 @@ def test_theory_from_few_accurate_values(skip, alpha, share):
 
 
 def test_shared_mean_of_the_layers_gives_a_coupling():
-    channel = TwoLayerAttention(samples=1 << 13)
+    channel = TwoLayerAttention()
     V = np.eye(2)
-    apart = channel.information(np.array([[0.5, 0.0], [0.0, 0.5]]), V)
-    shared = channel.information(np.array([[0.5, 0.5], [0.5, 0.5]]), V)
+    apart = channel.information(np.array([[0.5, 0.0], [0.0, 0.5]]), V, labels=1 << 13)
+    shared = channel.information(np.array([[0.5, 0.5], [0.5, 0.5]]), V, labels=1 << 13)
     assert abs(apart.value[0, 1]) < 4 * apart.error[0, 1]
     assert shared.value[0, 1] > 4 * shared.error[0, 1]
     np.testing.assert_array_equal(shared.value, shared.value.T)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.random import Generator
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
@@ -18,11 +19,6 @@ from smimbench_channels.attention.hardmax.exact import check_labels, row_posteri
 from smimbench_channels.attention.hardmax.gibbs import SWEEPS, exact_moments, gibbs_moments
 from smimbench_channels.bases import AttentionChannel, HardmaxChannel
 from smimbench_channels.batches import on_host, shifted_second_moment, uncertain_like
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.random import Generator
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from smimbench.interfaces import Array
 from smimbench.numerics import entry_sites, gauss_legendre, monte_carlo_rng, normal_scrambles, site_scales
 from smimbench_channels.attention.hardmax.exact import label_classes, row_posterior
 from smimbench_channels.attention.hardmax.gibbs import chain_moments
 from smimbench_channels.batches import blocks
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array
 
 # Degree of the polynomial. Doubled: more coefficients than points, so that it follows the noise.
 DEGREE = 4

@@ -11,21 +11,18 @@ Only some sets occur, and many labels differ by the names of the tokens only: se
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cache
 from itertools import permutations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, matching, namespace, special
+from smimbench.interfaces import Array, Host
 from smimbench.numerics import entry_sites, gauss_legendre, site_pairs, site_scales
 from smimbench_channels.batches import joined
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from smimbench.interfaces import Array, Host
 
 
 class Pattern(NamedTuple):
@@ -216,14 +213,14 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
     phi = [1 / math.sqrt(2 * math.pi) * xp.exp(-u * u / 2) for u in t]
     cdf = {c: special(xp).ndtr(u) for c, u in enumerate(t) if c not in edges}
 
-    def cumulate(f: Array, matrix: Array, *, upwards: bool) -> tuple[Array, Array]:
-        """Integral of f from its far end to every node, and over everything."""
+    def cumulate(f: Array, matrix: Array) -> tuple[Array, Array]:
+        """Integral of f below every node, or ``above`` it, and over everything."""
         inner = xp.reshape(xp.matmul(xp.reshape(f, (n * K, nodes)), matrix), (n, K, nodes + 1))
         inner = inner * length[:, :, None]
         whole = inner[:, :, -1]
         total = xp.sum(whole, axis=1)
         running = xp.cumulative_sum(whole, axis=1)
-        before = running - whole if upwards else total[:, None] - running
+        before = running - whole if matrix is below else total[:, None] - running
         return xp.reshape(inner[:, :, :-1] + before[:, :, None], (n, K * nodes)), total
 
     factors = {
@@ -238,21 +235,21 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
             factors[u, placed] = math.prod(entries, start=factor(u, placed ^ (1 << w)))
         return factors[u, placed]
 
-    def integrals(steps: Iterable[tuple[int, int, int]], start: int, matrix: Array, *, upwards: bool) -> Any:
+    def integrals(steps: Iterable[tuple[int, int, int]], start: int, matrix: Array) -> Any:
         """For every set of units placed: integrals over the ones before (source to target) in the order of the steps."""
         found = {start: xp.ones_like(m)}
         terms: dict[int, dict[int, Any]] = {}
         for source, target, u in steps:
             if source not in found:
-                found[source], _ = cumulate(sum(terms[source].values()), matrix, upwards=upwards)
+                found[source], _ = cumulate(sum(terms[source].values()), matrix)
             terms.setdefault(target, {})[source] = factor(u, min(source, target)) * found[source]
         return found, terms
 
     moves = [(placed, placed | 1 << u, u) for placed, u in pattern.steps]
-    above_of, _ = integrals(moves, 0, above, upwards=False)
+    above_of, _ = integrals(moves, 0, above)
     back = [(target, placed, u) for placed, target, u in reversed(moves)]
-    _, terms = integrals(back, (1 << K) - 1, below, upwards=True)
-    _, partition = cumulate(sum(terms[0].values()), below, upwards=True)
+    _, terms = integrals(back, (1 << K) - 1, below)
+    _, partition = cumulate(sum(terms[0].values()), below)
     # densities of the maximum of a unit, or of the lower one of two
     of_unit: list[Any] = [0.0] * K
     of_pair: dict[tuple[int, int], Any] = {}

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, matching, namespace, special
-from smimbench.numerics import entry_sites, site_pairs, site_scales, spread_at_mask
+from smimbench.interfaces import Array
+from smimbench.numerics import entry_sites, site_pairs, site_scales, spread_at_mask, symmetric
 from smimbench_channels.attention.hardmax.exact import row_posterior
 from smimbench_channels.batches import blocks, identity_like, joined, put_tuple
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array
 
 SWEEPS = 64
 """Sweeps that each of two chains averages by default. Doubled: errors fall by sqrt(2), in twice the time."""
@@ -260,7 +258,7 @@ def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) ->
                 slope = slope + (sign * weight / step) * row_posterior(y, moved, V, tokens).first
         rows.append(slope)
     response = xp.stack(rows, axis=1)
-    response = (response + xp.matrix_transpose(response)) / 2 + eye[None, :, :]
+    response = symmetric(response) + eye[None, :, :]
     return xp.where(eye[None, :, :] > 0, variance[:, :, None], response)
 
 

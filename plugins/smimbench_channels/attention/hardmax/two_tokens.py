@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Posterior
+from smimbench.interfaces import Array, Posterior
 from smimbench.numerics import gauss_legendre, half_plane_hermite, log_cdf
-from smimbench_channels.batches import blocks, uncentred
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+from smimbench_channels.batches import blocks, normal_density, uncentred
 
 ROOT2 = math.sqrt(2.0)
 CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
@@ -113,7 +109,7 @@ def _from_grid(ratio: Array, count: int) -> Array:
     form, gain, (x, w) = _margin_grid(count)
     s = math.sqrt(1 - CORRELATION**2)
     total = np.zeros_like(ratio)
-    density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    density = normal_density(x)
     edge = w * 3 * density**2 / ndtr(x)
     narrow = np.exp(-x * x / (2 * ratio[:, None])) / np.sqrt(2 * math.pi * ratio[:, None])
     for index, sign in enumerate((1, -1)):

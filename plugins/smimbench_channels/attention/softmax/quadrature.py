@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
 
+from smimbench.interfaces import Host
 from smimbench.numerics import gauss_hermite, gauss_legendre
 from smimbench_channels.attention.softmax.weight import ACCURACY, ROOT2, ROOT8, Frame, Sample, Sums, Weight
 from smimbench_channels.sequence.softmax.compiling import compiled
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Host
 
 # Guards of the arithmetic, no tuning: the smallest divisor, the largest finite value whose square is finite too, and the
 # largest logarithm of a number whose products and quotients can be formed.

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING
+from functools import cache
 
 import numpy as np
+from numpy.random import Generator
 
 from smimbench.backend import namespace, to_host
-from smimbench.interfaces import Posterior, Uncertain
+from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench.numerics import normal_scrambles, symmetric_root
 from smimbench_channels.attention.softmax.weight import ACCURACY, DIRECTIONS, ROOT2, reduced
 from smimbench_channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
 from smimbench_channels.batches import array_like, identity_like, on_host, uncertain_like
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.random import Generator
-
-    from smimbench.interfaces import Array, Host
 
 STEEPEST = 8.0
 """Largest beta: above it the weights are narrower than the integrals find; doubled, posteriors come out as NaN."""
@@ -46,8 +39,6 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         Inverse temperature of both layers, positive, at most 8.
     skip : float
         c >= 0, the weight of the skip connection.
-    samples : int
-        Samples that are drawn for ``information``, at least 1024; rounded to a power of 2.
 
     Notes
     -----
@@ -63,7 +54,6 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 
     beta: float = 1.0
     skip: float = 1.0
-    samples: int = 1 << 15
 
     tokens = 2
 
@@ -139,60 +129,54 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         Both layers see the same inputs and, with a prior of nonzero mean, share a part of their signals: Q
         then has an off-diagonal even before anything is learned. Scrambled Sobol points in eight dimensions,
         the same for every (Q, V), with control variates; the error is the standard error over the scrambles.
-        ``labels`` stand in place of ``samples``.
+        ``labels`` are drawn, 32768 by default; rounded to a power of 2.
         """
         q, v = on_host(Q, V)
-        samples = self.samples if labels is None else labels
-        estimate = partial(sampled_information, self.forward, self.beta, self.skip, samples)
-        pairs = [estimate(one_q, one_v) for one_q, one_v in zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))]
+        samples = 1 << 15 if labels is None else labels
+        batch = zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))
+        pairs = [self._sampled_information(samples, *pair) for pair in batch]
         value, error = (np.array([p[k] for p in pairs]).reshape(q.shape) for k in (0, 1))
         method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {samples // ACCURACY.scrambles} Sobol points)"
         return uncertain_like(Q, value, error, method)
 
+    def _sampled_information(self, samples: int, Q: Array, V: Array) -> tuple[Array, Array]:
+        r"""Estimate and standard error of ``E sum_c g_c g_c^T``, host arrays (2, 2), at one (Q, V).
 
-def sampled_information(
-    forward: Callable[[Array], Array], beta: float, skip: float, samples: int, Q: Array, V: Array
-) -> tuple[Array, Array]:
-    r"""Estimate and standard error of ``E sum_c g_c g_c^T``, host arrays (2, 2), at one (Q, V).
+        A crude posterior mean, by Gauss-Hermite around the likeliest point near the truth, is almost
+        perfectly correlated with the exact one and a hundred times cheaper: its mean over many samples is
+        corrected by the mean of the difference over few.
+        """
+        scrambles = ACCURACY.scrambles
+        few = max(2 * scrambles, samples // ACCURACY.correction_share)
+        rough, _ = self._label_products(Q, V, _normals(samples, 0), exact=False)
+        exact, control = self._label_products(Q, V, _normals(few, 1), exact=True)
+        base = rough.reshape(3, scrambles, -1).mean(axis=2)
+        centred = control - control.mean(axis=1, keepdims=True)
+        slope = np.linalg.lstsq(centred.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None)[0].T
+        rest = (exact - slope @ control).reshape(3, scrambles, -1).mean(axis=2)
+        mean = slope @ base.mean(axis=1) + rest.mean(axis=1)
+        error = np.hypot((slope @ base).std(axis=1, ddof=1), rest.std(axis=1, ddof=1)) / math.sqrt(scrambles)
+        order = np.array([[0, 2], [2, 1]])
+        return mean[order], error[order]
 
-    A crude posterior mean, by Gauss-Hermite around the likeliest point near the truth, is almost
-    perfectly correlated with the exact one and a hundred times cheaper: its mean over many samples is
-    corrected by the mean of the difference over few.
-    """
-    scrambles = ACCURACY.scrambles
-    few = max(2 * scrambles, samples // ACCURACY.correction_share)
-    rough, _ = _label_products(forward, beta, skip, Q, V, _normals(samples, 0), exact=False)
-    exact, control = _label_products(forward, beta, skip, Q, V, _normals(few, 1), exact=True)
-    base = rough.reshape(3, scrambles, -1).mean(axis=2)
-    centred = control - control.mean(axis=1, keepdims=True)
-    slope = np.linalg.lstsq(centred.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None)[0].T
-    rest = (exact - slope @ control).reshape(3, scrambles, -1).mean(axis=2)
-    mean = slope @ base.mean(axis=1) + rest.mean(axis=1)
-    error = np.hypot((slope @ base).std(axis=1, ddof=1), rest.std(axis=1, ddof=1)) / math.sqrt(scrambles)
-    order = np.array([[0, 2], [2, 1]])
-    return mean[order], error[order]
+    def _label_products(self, Q: Array, V: Array, normal: Array, *, exact: bool) -> tuple[Array, Array]:
+        """Entries 11, 22 and 12 of ``sum_c g_c g_c^T`` (3, N), exact if asked for, and from the crude mean."""
+        from smimbench_channels.attention.softmax.quadrature import crude_means, integrals
 
-
-def _label_products(
-    forward: Callable[[Array], Array], beta: float, skip: float, Q: Array, V: Array, normal: Array, *, exact: bool
-) -> tuple[Array, Array]:
-    """Entries 11, 22 and 12 of ``sum_c g_c g_c^T`` (3, N), exact if asked for, and from the crude mean."""
-    from smimbench_channels.attention.softmax.quadrature import crude_means, integrals
-
-    # (sample, layer, direction)
-    omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal[:, 0])
-    truth = omega + np.einsum("lk,nkd->nld", symmetric_root(V), normal[:, 1])
-    seen = np.array(DIRECTIONS[:2])
-    samples, weight = reduced(beta, skip, forward(truth @ seen), omega @ seen, V)
-    means = [crude_means(samples, weight, truth[:, 0, 0] * (ROOT2 * beta), truth[:, 0, 1] * (2 * beta))]
-    if exact:
-        means.insert(0, integrals(samples, weight, ACCURACY.crude_variation).mean)
-    inverse, unit = np.linalg.inv(V), np.sqrt(np.diagonal(V))[:, None]
-    products = []
-    for mean in means:
-        g = np.einsum("lk,nkd->nld", inverse, mean.reshape(-1, 2, 2) * unit)
-        products.append(np.stack([np.sum(g[:, i] * g[:, j], axis=1) for i, j in ((0, 0), (1, 1), (0, 1))]))
-    return products[0], products[-1]
+        # (sample, layer, direction)
+        omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal[:, 0])
+        truth = omega + np.einsum("lk,nkd->nld", symmetric_root(V), normal[:, 1])
+        seen = np.array(DIRECTIONS[:2])
+        samples, weight = reduced(self.beta, self.skip, self.forward(truth @ seen), omega @ seen, V)
+        means = [crude_means(samples, weight, truth[:, 0, 0] * (ROOT2 * self.beta), truth[:, 0, 1] * (2 * self.beta))]
+        if exact:
+            means.insert(0, integrals(samples, weight, ACCURACY.crude_variation).mean)
+        inverse, unit = np.linalg.inv(V), np.sqrt(np.diagonal(V))[:, None]
+        products = []
+        for mean in means:
+            g = np.einsum("lk,nkd->nld", inverse, mean.reshape(-1, 2, 2) * unit)
+            products.append(np.stack([np.sum(g[:, i] * g[:, j], axis=1) for i, j in ((0, 0), (1, 1), (0, 1))]))
+        return products[0], products[-1]
 
 
 @cache

@@ -22,15 +22,12 @@ two-dimensional integral over ``(a_1, b_1)``, with nothing that is singular but 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from smimbench.backend import to_host
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Host
-
+from smimbench.interfaces import Array, Host
 
 ROOT2, ROOT8 = math.sqrt(2.0), math.sqrt(8.0)
 # rows: the directions of a and b, and the one that no label sees, in the latents (z_11, z_12, z_22)

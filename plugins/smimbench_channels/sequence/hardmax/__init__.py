@@ -6,22 +6,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.random import Generator
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Posterior, Uncertain
+from smimbench.interfaces import Array, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench_channels.bases import HardmaxChannel, SequenceChannel
 from smimbench_channels.batches import on_host, shifted_second_moment, uncertain_like
 from smimbench_channels.sequence.hardmax.information import scaled_information, susceptibility_without_overlap
 from smimbench_channels.sequence.hardmax.posterior import Moments, posterior_moments
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
-    from smimbench.interfaces import Array
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ import numpy as np
 from smimbench.backend import special
 from smimbench.interfaces import Host
 from smimbench.numerics import gauss_legendre, log_cdf, normal_points
+from smimbench_channels.batches import normal_density
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments
 
@@ -159,7 +160,7 @@ def _mean_sign_information(ratio: float) -> float:
     """Mean of ``_sign_information(x / ratio)`` over a standard normal x."""
     x, w = gauss_legendre(200)
     reach = min(10.0, 14.0 * ratio)
-    gauss = np.exp(-((reach * x) ** 2) / 2) / math.sqrt(2 * math.pi)
+    gauss = normal_density(reach * x)
     return float(np.sum(reach * w * gauss * _sign_information(reach * x / ratio)))
 
 
@@ -211,7 +212,7 @@ def _opposite(h: Host, k: Host) -> tuple[Host, Host, Host]:
     """Tokens of opposite sign, ``a = (h, k)``: ``|a|^2``, probability and its squared gradient."""
     a = np.stack([h, k])
     up, down = special(np).ndtr(a), special(np).ndtr(-a)
-    slope = np.exp(-(a**2) / 2) / math.sqrt(2 * math.pi) * (down - up)[::-1]
+    slope = normal_density(a) * (down - up)[::-1]
     return h**2 + k**2, up[0] * down[1] + down[0] * up[1], slope[0] ** 2 + slope[1] ** 2
 
 

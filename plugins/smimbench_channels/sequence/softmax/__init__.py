@@ -19,9 +19,10 @@ import copy
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from smimbench.backend import namespace, read_together
 from smimbench.interfaces import Array, ParameterError, Posterior, Sampling, Uncertain
@@ -32,9 +33,6 @@ from smimbench_channels.sequence.softmax.information import means_over_labels, r
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
 from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_exact, most_layers
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
 
 
 @dataclass(frozen=True)
