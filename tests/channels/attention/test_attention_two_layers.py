@@ -171,7 +171,7 @@ def test_two_peaks_around_the_singular_line(skip, v1, v2, rng):
     found = channel.posterior(y[nearest], omega[nearest], V)
     unit = np.sqrt([v1, v2])[:, None]
     for k, i in enumerate(nearest):
-        _, mean, _ = dense(channel, margins(y, 1.0)[i], omega[i], v1, v2, points=600)
+        _, mean, _ = dense(channel, margins(y, 1.0)[i], omega[i], v1, v2, points=400)
         assert np.abs((found.mean[k] - mean) / unit).max() < 5e-3
 
 
