@@ -123,7 +123,7 @@ def new(request: Request, kind: str, output: Path | None) -> int:
     """Create a working package for a channel, prior or algorithm of your own, to edit."""
     from smimbench.registry.scaffold import write_package
 
-    made = write_package(kind, request.name, output, request.registry)
+    made = write_package(kind, request.name, output)
     if request.as_json:
         print_json({"folder": str(made.folder), "files": made.files, "next": made.commands})
     elif not request.quiet:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from smimbench.registry.registry import Plugin, Registry
+    from smimbench.registry.registry import Plugin
     from smimbench.run.store import Settings, Store
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
@@ -158,7 +158,6 @@ _OF_A_SUITE = (
 class Request:
     """The options that commands share: which suite, with which changes and plugins, and how to answer."""
 
-    registry: Registry
     quiet: bool
     as_json: bool = False
     name: str = ""
@@ -168,9 +167,11 @@ class Request:
 
     def suite(self) -> Suite:
         """The suite from a path, a shipped name, or a folder of results (its ``run.json`` holds the text)."""
+        from smimbench.registry.registry import get_registry
         from smimbench.suite.reader import load_suite, parse_suite
 
-        known = len(self.registry.plugins)
+        plugins = get_registry().plugins
+        known = len(plugins)
         try:
             if (found := self.settings()) is None:
                 suite = load_suite(self.name, self.overrides, self.only)
@@ -185,7 +186,7 @@ class Request:
             self.remark(suite.remarks)
             return suite
         finally:
-            complain_of(self.registry.plugins[known:])  # of ./plugins, if the suite asks for it
+            complain_of(plugins[known:])  # of ./plugins, if the suite asks for it
 
     def settings(self) -> Settings | None:
         """The one run that a folder of results holds; None where a suite is named instead.
@@ -250,12 +251,12 @@ def command(
             _spare_the_suite(given.get("name"), given.get("output"))
             with only_json() if given.get("as_json") else contextlib.nullcontext():
                 with contextlib.redirect_stdout(sys.stderr), steady_folder():
-                    registry = _registry(plugins, no_plugins, trace_plugins)
-                complain_of(registry.plugins)
+                    loaded = _load_plugins(plugins, no_plugins, trace_plugins)
+                complain_of(loaded)
                 if of_a_suite:  # first, so that --set can reach into what was added
                     given["overrides"] = (*(f"algorithms+={one}" for one in given.pop("add")), *given["overrides"])
                 common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
-                return function(Request(registry=registry, **common), **given)
+                return function(Request(**common), **given)
 
         return click.command(name, params=[*parameters, *shared])(wrapped)
 
@@ -268,7 +269,7 @@ def _spare_the_suite(name: str | None, output: Path | None) -> None:
         raise click.BadParameter(f"{output} is the suite itself; name another file", param_hint="--output")
 
 
-def _registry(paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool) -> Registry:
+def _load_plugins(paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool) -> Iterable[Plugin]:
     from smimbench.registry.registry import make_registry, set_registry
 
     for path in paths:
@@ -277,7 +278,7 @@ def _registry(paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool) -> 
     trace = (lambda line: click.echo(line, err=True)) if trace_plugins else None
     registry = make_registry(paths, third_party=not no_plugins, trace=trace)
     set_registry(registry)
-    return registry
+    return registry.plugins
 
 
 def complain_of(plugins: Iterable[Plugin]) -> None:

@@ -188,6 +188,7 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     on where they were.
     """
     from smimbench.files import write_atomically
+    from smimbench.registry.registry import get_registry
     from smimbench.run.cost import estimate_cost, plan_array, script
 
     suite = request.suite()
@@ -196,7 +197,7 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     array = plan_array(cells, seconds, minutes, cpus, max_array)
     again = [sys.executable, "-P", "-m", "smimbench", "run", request.name]
     again += ["--results", str(request.results), "--backend", backend]
-    changes = {"--set": request.overrides, "--only": request.only, "--plugins": request.registry.paths}
+    changes = {"--set": request.overrides, "--only": request.only, "--plugins": get_registry().paths}
     again += [word for option, given in changes.items() for one in given for word in (option, one)]
     if broken := next((name for name in (suite.name, *again) if any(ord(c) < 32 for c in name)), None):
         raise click.UsageError(f"{broken!r} would break a batch script, whose comments end with the line; rename it")

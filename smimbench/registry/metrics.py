@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from smimbench.interfaces import Metric
-    from smimbench.registry.registry import Registry
 
 
-def find_metric(name: str, model: str | None = None, registry: Registry | None = None) -> Metric:
+def find_metric(name: str, model: str | None = None) -> Metric:
     """The metric of a name, as suites write it.
 
     Raises
@@ -23,7 +22,7 @@ def find_metric(name: str, model: str | None = None, registry: Registry | None =
     RegistryError
         Unknown name, or a metric that does not work for the model.
     """
-    found: Metric = (registry or get_registry()).get("metric", name, model).item()
+    found: Metric = get_registry().get("metric", name, model).item()
     return found
 
 
@@ -36,14 +35,14 @@ def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
     return found
 
 
-def names_in_key(names: Iterable[str], registry: Registry | None = None) -> tuple[str, ...]:
+def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
     """Metrics that a cell measures in addition to those of every trajectory, and all of third parties, sorted.
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """
     found = []
     for name in dict.fromkeys(names):
-        entry = (registry or get_registry()).get("metric", name)
+        entry = get_registry().get("metric", name)
         if not entry.item.in_trajectory or entry.source is not None:
             version = "" if entry.item.version == 1 and entry.source is None else f"@{entry.item.version}"
             found.append(name + version + ("" if entry.source is None else f".{entry.source}"))

@@ -12,10 +12,11 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
+from smimbench.registry.registry import get_registry
+
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-    from smimbench.registry.registry import Registry
 
 EXAMPLES = {
     "channel": "a saturating nonlinearity with noise",
@@ -38,7 +39,7 @@ class Package:
     commands: list[str]
 
 
-def write_package(kind: str, name: str, output: Path | None, registry: Registry) -> Package:
+def write_package(kind: str, name: str, output: Path | None) -> Package:
     """Write an installable package with one working item, its tests, a suite and a README.
 
     Parameters
@@ -50,8 +51,6 @@ def write_package(kind: str, name: str, output: Path | None, registry: Registry)
         ``smimbench_mine`` of the distribution ``smimbench-mine``.
     output : Path or None
         Folder, which must not exist; default ``smimbench-NAME``.
-    registry : Registry
-        Knows which names are taken.
 
     Raises
     ------
@@ -59,7 +58,7 @@ def write_package(kind: str, name: str, output: Path | None, registry: Registry)
     """
     if kind not in KINDS:
         raise ScaffoldError(f"{kind!r} is no kind of plugin; choose one of {', '.join(KINDS)}")
-    _check_name(kind, name, registry)
+    _check_name(kind, name)
     slug, item = name.replace("-", "_"), name.replace("_", "-")
     module, distribution = f"smimbench_{slug}", f"smimbench-{item}"
     folder = output if output is not None else Path(distribution)
@@ -101,7 +100,7 @@ def write_package(kind: str, name: str, output: Path | None, registry: Registry)
     return Package(folder, sorted(files), steps[1:])
 
 
-def _check_name(kind: str, name: str, registry: Registry) -> None:
+def _check_name(kind: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", name):
         close = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
         hint = f"; {close!r} would do" if re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", close) else ""
@@ -109,7 +108,7 @@ def _check_name(kind: str, name: str, registry: Registry) -> None:
             f"{name!r} cannot be a name: it must be lower-case letters, digits, '_' or '-' and begin with a letter{hint}"
         )
     item = name.replace("_", "-")
-    taken = [entry for entry in registry.entries(kind) if entry.name.replace("_", "-") == item]
+    taken = [entry for entry in get_registry().entries(kind) if entry.name.replace("_", "-") == item]
     if taken:
         raise ScaffoldError(f"{kind} {item!r} is taken by package {taken[0].distribution!r}; choose another name")
     module = f"smimbench_{name.replace('-', '_')}"

@@ -178,7 +178,7 @@ class Suite:
         """
         only, plans = self.only, self.plans_with_data()
         # Metrics of the trajectory are always measured; only the others make another cell.
-        run = self.run.of_cell(names_in_key(self.run.metrics, get_registry()))
+        run = self.run.of_cell(names_in_key(self.run.metrics))
         # An algorithm's name picks it as well as its label, unless another algorithm has that label.
         labels = {table["label"] for table in self.algorithms}
         words = [(table, (table["label"], *({table["spec"]["name"]} - labels))) for table in self.algorithms]

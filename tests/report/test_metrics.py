@@ -8,7 +8,7 @@ import re
 import pytest
 
 from smimbench.registry.metrics import find_metric, is_worse, names_in_key, trajectory_metrics
-from smimbench.registry.registry import Registry, RegistryError, set_registry
+from smimbench.registry.registry import Registry, RegistryError, set_registry, using
 from tests.helpers import ATTENTION, SUITE, call, write_suite
 
 METRIC = '''
@@ -125,7 +125,8 @@ def test_names_and_later_versions_are_in_the_key_of_a_cell(registered, tmp_path)
     second = tmp_path / "second.py"
     second.write_text(METRIC.replace("VERSION", "2"))
     registry = Registry([str(second)])
-    assert re.fullmatch(r"share@2\.[0-9a-f]+", names_in_key(("share",), registry)[0])
+    with using(registry):
+        assert re.fullmatch(r"share@2\.[0-9a-f]+", names_in_key(("share",))[0])
 
 
 def test_a_direction_must_be_one_of_three(tmp_path):
