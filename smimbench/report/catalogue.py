@@ -47,9 +47,7 @@ def _item_document(entry: Entry) -> JsonObject:
         "name": entry.name,
         "kind": entry.kind,
         "summary": entry.summary,
-        "models": list(capabilities.models),
-        "backends": list(capabilities.backends),
-        "dtypes": list(capabilities.dtypes),
+        **{key: list(getattr(capabilities, key)) for key in ("models", "backends", "dtypes")},
         "version": entry.item.version,
         "reference": entry.item.reference,
         "distribution": entry.distribution,
@@ -128,11 +126,7 @@ def plugin_documents() -> list[JsonObject]:
     """All plugins with status and reasons."""
     return [
         {
-            "name": plugin.name,
-            "distribution": plugin.distribution,
-            "version": plugin.version,
-            "origin": plugin.origin,
-            "status": plugin.status,
+            **{key: getattr(plugin, key) for key in ("name", "distribution", "version", "origin", "status")},
             "items": [f"{entry.kind} {entry.name}" for entry in plugin.entries],
             "problems": plugin.problems,
         }

@@ -5,6 +5,7 @@ diagram of a suite that varies one parameter.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -136,12 +137,10 @@ def _threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[
     return marks
 
 
-def theory_series(
-    line: Line, name: str, color: str, dashes: Any, about: Mapping[str, Any], algorithm: str = "", rows: Any = None
-) -> Series:
+def theory_series(line: Line, name: str, color: str, dashes: Any, about: Mapping[str, Any]) -> Series:
     """A line with a band where its numerical error can be seen; horizontal bars where two points have no line between them."""
     visible = (line.error > 2e-3 * np.maximum(np.abs(line.value), 2e-3)).any()
-    rows = table(about, **line._asdict()) if rows is None else rows
+    rows = table(about, **line._asdict())
     if len(line.alpha) < 3:
         style = {
             "fmt": "_",
@@ -152,10 +151,10 @@ def theory_series(
             "color": color,
             "zorder": 2,
         }
-        return Series(name, *line[:2], style, rows, "marks", line.error if visible else None, algorithm=algorithm)
+        return Series(name, *line[:2], style, rows, "marks", line.error if visible else None)
     band = (line.value - line.error, line.value + line.error) if visible else None
     style = {"color": color, "ls": dashes, "lw": 1.3, "zorder": 2}
-    return Series(name, *line[:2], style, rows, band=band, algorithm=algorithm)
+    return Series(name, *line[:2], style, rows, band=band)
 
 
 # -- a metric -------------------------------------------------------------------------------------------------------------
@@ -290,8 +289,8 @@ def _predicted(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObj
     line = Line(*(np.array(part, dtype=float) for part in zip(*((alpha, *says[alpha]) for alpha in sorted(says)))))
     about = {**place, "what": "predicted", "algorithm": name}
     dashes = "--" if look.dashes == "-" else ":"  # of another label of the same algorithm
-    points = table(about, **line._asdict())
-    return [theory_series(smooth(line, ()), f"{name}, predicted", look.color, dashes, about, name, points)]
+    drawn = theory_series(smooth(line, ()), f"{name}, predicted", look.color, dashes, about)
+    return [replace(drawn, rows=table(about, **line._asdict()), algorithm=name)]
 
 
 # -- theory alone ---------------------------------------------------------------------------------------------------------

@@ -69,19 +69,18 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
     grey, the later one, in alphabetical order, takes the next that is free.
     """
     found: dict[str, Look] = {}
-    taken: set[tuple[str, str]] = set()
     for label in sorted(algorithms, key=lambda one: (one != algorithms[one], one)):
         name = algorithms[label]
         place = KNOWN.index(name) if name in KNOWN else _number(name)
         first = place if label == name else _number(label)
-        for step in range(len(COLORS) * len(MARKERS)):
-            marker = MARKERS[(first + step) % len(MARKERS)]
-            color = COLORS[(place + step // len(MARKERS)) % len(COLORS)]
-            free = len({used for _, used in taken}) < len(MARKERS)
-            if (color, marker) not in taken and not (free and marker in {used for _, used in taken}):
-                break
-        taken.add((color, marker))
-        same = sum(1 for other in found if algorithms[other] == name)
+        pairs = [
+            (COLORS[(place + step // len(MARKERS)) % len(COLORS)], MARKERS[(first + step) % len(MARKERS)])
+            for step in range(len(COLORS) * len(MARKERS))
+        ]
+        new = [pair for pair in pairs if pair not in {look[:2] for look in found.values()}]
+        own = [pair for pair in new if pair[1] not in {look.marker for look in found.values()}]
+        color, marker = (own or new or pairs)[0]
+        same = sum(algorithms[other] == name for other in found)
         found[label] = Look(color, marker, DASHES[same % len(DASHES)])
     return found
 

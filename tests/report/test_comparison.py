@@ -1,9 +1,8 @@
-"""Two result folders side by side, and the page that shows one of them."""
+"""Two result folders side by side."""
 
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 
 import pytest
 
@@ -11,23 +10,11 @@ from smimbench.report.comparison import compare_rows, exceeds
 from smimbench.report.tables import comparison_tables
 from tests.helpers import SUITE, call, ends_with, write_suite
 from tests.report.rows import printed
+from tests.report.rows import row as any_row
 
 
-def row(mean, sem=0.01, metric="mse", seconds=1.0, machines=("m",), algorithm="gamp"):
-    return {
-        "problem": "p",
-        "algorithm": algorithm,
-        "backend": "numpy",
-        "alpha": 0.1,
-        "dimension": 10,
-        "metric": metric,
-        "component": None,
-        "mean": mean,
-        "sem": sem,
-        "per_iteration": seconds,
-        "trusted": True,
-        "machines": list(machines),
-    }
+def row(mean, **more):
+    return any_row(**{"mean": mean, "alpha": 0.1, "dimension": 10, "theory": None, **more})
 
 
 @pytest.mark.parametrize(
@@ -39,8 +26,8 @@ def row(mean, sem=0.01, metric="mse", seconds=1.0, machines=("m",), algorithm="g
         (row(1.0, metric="overlap"), row(1.2, metric="overlap"), "better", False),
         (row(1.2, metric="overlap"), row(1.0, metric="overlap"), "worse", True),
         (row(1.0), row(1.0), "unchanged", False),
-        (row(1.0), row(1.0, seconds=2.0), "unchanged", True),
-        (row(1.0), row(1.0, seconds=2.0, machines=("other",)), "unchanged", False),
+        (row(1.0), row(1.0, per_iteration=2.0), "unchanged", True),
+        (row(1.0), row(1.0, per_iteration=2.0, machines=["other"]), "unchanged", False),
         (row(1.0), row(None), "no estimate any more", True),
         (row(1.0, sem=None), row(1.2), "differs", True),
     ],
@@ -98,43 +85,6 @@ def test_two_folders_are_compared_worst_first(folders, capsys):
     assert code == 0
     assert "worst first" in text
     assert max(map(len, text.splitlines())) <= 80
-
-
-class Page(HTMLParser):
-    """What a browser would fetch, and the text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.fetched, self.words = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        source = found.get("src") or (found.get("href") if tag in ("link", "image", "use") else None)
-        if source and not source.startswith(("#", "data:")):
-            self.fetched.append(source)
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-
-def test_the_page_is_whole_escaped_and_fetches_nothing(folders, capsys):
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    root, _ = folders
-    suite = write_suite(root, SUITE.replace("A small suite", "Is 1 < 2 & <script>alert(1)</script>?"), "page")
-    assert ends_with("run", suite, "--results", root / "page", "--workers", "1", "--no-figure") == 0
-    output = root / "page.html"
-    assert call(capsys, "report", suite, "--results", root / "page", "--output", output)[0] == 0
-    text = output.read_text()
-    page = Page(text)
-    assert page.fetched == []
-    assert "<script>alert" not in text
-    words = " ".join(page.words)
-    assert "Is 1 < 2 &" in words
-    assert "8 ok" in words
-    figures = text.partition("<h2>Figures as printed</h2>")[2].partition("<h2>Made with</h2>")[0]
-    assert figures.count("<svg") == 3  # errors, overlaps, profiles; courses are charts
 
 
 def test_z_of_few_runs_is_marked():

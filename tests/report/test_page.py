@@ -23,6 +23,7 @@ TEXT += '[[algorithms]]\nname = "adam"\nlabel = "shorter"\nsteps = 18\n'  # at n
 LABEL = "soft & <b>$max$ $T$"
 TEXT = TEXT.replace('label   = "softmax"', f'label   = "{LABEL}"')
 TEXT += "[run]\nmax_iterations = 12\n"  # too few for gamp
+TEXT += '[suite]\ntitle = "Is 1 < 2 & <script>alert(1)</script>?"\n'
 SCRIPT = """
 <script>
 const look = (found) => {
@@ -189,6 +190,10 @@ def test_the_page_says_all_that_is_needed_to_do_it_again(page):
     for words in ("smimbench run small", "pip install .", "replicates of root seed 0", "numpy", "@media print", "UTC"):
         assert words in text, words
     assert not re.search(r'(src|href)="(?!data:|#)', text.partition('<script type="application/json"')[0])
+    assert "<script>alert" not in text
+    assert "Is 1 &lt; 2 &amp;" in text
+    figures = text.partition("<h2>Figures as printed</h2>")[2].partition("<h2>Made with</h2>")[0]
+    assert figures.count("<svg") == 3  # errors, overlaps, profiles; the others are charts
 
 
 def test_the_verdict_comes_first(page, capsys):
