@@ -41,16 +41,6 @@ def test_several_students_are_the_students_one_by_one(backend, rng):
     np.testing.assert_allclose(to_host(back), np.einsum("abnpm,nmd->abpd", g, x) / math.sqrt(6), atol=1e-13)
 
 
-def test_draws(rng):
-    plain, single = np.empty((40, 2, 33)), np.empty((40, 2, 33), dtype=np.float32)
-    for out in (plain, single):
-        SequenceMultiIndex(2).draw_inputs(np.random.default_rng(5), out)
-    np.testing.assert_array_equal(single, plain.astype(np.float32))
-    noise = SequenceMultiIndex(2).draw_noise(rng, 3, 20_000)
-    assert noise.shape == (3, 20_000)
-    np.testing.assert_allclose(np.cov(noise), np.eye(3), atol=0.04)
-
-
 def orbit(symmetry, P):
     """Every element of a finite group as a P x P matrix."""
     signs = [(1,) * P]
