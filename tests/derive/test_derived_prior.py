@@ -400,6 +400,7 @@ def test_refusals(prior, model, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory(recwarn):
     """Density of N(0, 9): Q = v^2 Qhat / (1 + v Qhat), the best linear estimate being the best."""
     from smimbench.run.theory_cache import TheoryCache
