@@ -464,7 +464,7 @@ _host_kernel = compiled(_integrate_block)
 def host_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> tuple[Array, Array]:
     """Integrals over the boxes of a block of samples; NumPy arrays.
 
-    ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is the ``Rule`` of ``posterior``;
+    ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is the ``Rule`` of ``two_layers``;
     ``reach`` (n,) the half width of the box around ``omega`` in units of ``sqrt(V)``, ``level`` (n,) the logarithm in units of
     which the integrand is summed. Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their products, as
     ``_with_traces`` or ``_with_squares`` order them, and the relative error (n,) of the first.
