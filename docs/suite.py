@@ -66,7 +66,7 @@ A value, a problem, a point or an algorithm that stands twice is refused: its ru
 """
 KEY = """
 The column "identity" says whether an option can change a result: then it is part of a cell's identity, and with another value
-the cell is run anew. The others only change what is shown. An option marked "unless default" came later: at its default it is
+the cell is run again. The others only change what is shown. An option marked "unless default" came later: at its default it is
 left out, so that older records stay valid.
 """
 

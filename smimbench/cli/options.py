@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,7 @@ class Request:
     overrides: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     results: Path = Path("results")
+    plugins: tuple[str, ...] = ()
 
     def suite(self) -> Suite:
         """The suite from a path, a shipped name, or a folder of results (its ``run.json`` holds the text)."""
@@ -226,6 +228,15 @@ class Request:
         cache.remark = lambda line: self.remark([line])
         return cache
 
+    def typed(self, command: str) -> str:
+        """Another command on the same suite, with the same changes, plugins and folder of results."""
+        words = ["smimbench", command, self.name]
+        if self.results != Path("results"):
+            words += ["--results", str(self.results)]
+        for option, values in (("--plugins", self.plugins), ("--set", self.overrides), ("--only", self.only)):
+            words += [word for value in values for word in (option, value)]
+        return shlex.join(words)
+
     def remark(self, lines: Iterable[str]) -> None:
         """Lines on standard error, unless the user wants none."""
         for line in () if self.quiet else lines:
@@ -256,7 +267,7 @@ def command(
                 if of_a_suite:  # first, so that --set can reach into what was added
                     given["overrides"] = (*(f"algorithms+={one}" for one in given.pop("add")), *given["overrides"])
                 common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
-                return function(Request(**common), **given)
+                return function(Request(plugins=plugins, **common), **given)
 
         return click.command(name, params=[*parameters, *shared])(wrapped)
 

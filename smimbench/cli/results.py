@@ -133,8 +133,7 @@ class Results:
     def remark_missing_theory(self, request: Request) -> None:
         """Say which command solves the theory that was asked for and is not stored."""
         if self.cache.is_missing:
-            name = self.suite.name if Path(request.name).is_dir() else request.name
-            request.remark([f"not all theory of this is stored; 'smimbench theory {name}' solves it"])
+            request.remark([f"not all theory of this is stored; '{request.typed('theory')}' solves it"])
 
     def figures(self, folder: Path | None = None) -> list[Path]:
         """Draw everything, by default next to the results; ImportError without matplotlib."""

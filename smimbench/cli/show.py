@@ -20,7 +20,6 @@ from smimbench.cli.options import (
     NOT_OK,
     OK,
     RESULTS,
-    SUITE,
     SUITE_OR_FOLDER,
     Request,
     command,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    SUITE,
+    SUITE_OR_FOLDER,
     option("Sample ratios instead of the suite's; repeatable.", "--alpha", "alphas", multiple=True, type=float),
     flag("Check every point against plain draws of teacher and posterior; exit code 1 where |z| > 4.", "--verify"),
     option(

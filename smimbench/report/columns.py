@@ -90,7 +90,7 @@ def ratio_words(one: Mapping[str, Any]) -> str:
     """Error over the optimal one, with its standard error where that is known; blank where there is none."""
     ratio, error = one["ratio_to_bayes"], one.get("ratio_error")
     if ratio is None or error is None:
-        return percent(ratio, ".3g")
+        return percent(ratio, ".4g")
     digits = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
     return f"{ratio:.{digits}f}±{error:.{digits}f}"
 
@@ -103,6 +103,11 @@ def percent(value: float | None, form: str = ".0%") -> str:
 def _near(row: Mapping[str, Any], epsilon: str = "0.05") -> JsonObject:
     found: JsonObject = row["time_to_theory"][epsilon]
     return found
+
+
+def never(near: Mapping[str, Any]) -> str:
+    """In place of a time to come near the optimal error; blank where that is not known."""
+    return "" if near["fraction"] is None else "never"
 
 
 def _of_peak(row: Mapping[str, Any]) -> str:
@@ -187,7 +192,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("algorithm", lambda r: r["algorithm"], "Its label in the suite, with @backend where several backends are shown. "
                "Estimates from `smimbench score` stand next to the algorithms of the suite.", words=True),
         Column("alpha", lambda r: f"{r['alpha']:.4g}", "Sample ratio that was used: n / D, or n / d^2 for a signal of extensive "
-               "rank. Algorithms that draw fresh samples stand at the ratio of all of them.", "alpha"),
+               "rank. Of algorithms that draw fresh samples, the ratio of all samples that they drew.", "alpha"),
         Column("D", lambda r: str(r["dimension"]), "Dimension of the signal; d for a signal of extensive rank.", "dimension",
                unless_same=True),
         Column("metric", lambda r: r["metric"], "What is measured; `smimbench list metrics`.", words=True),
@@ -223,12 +228,12 @@ COLUMNS: dict[str, list[Column]] = {
                "Student's t on the logarithms."),
     ],
     "Time": [
-        Column("time to 5%", lambda r: seconds(_near(r)["seconds"]) or "never", "Median time until the error is within 5% of "
-               "optimal (below run.target where that is 0). A run that never gets there counts as infinity. never: most runs; "
-               "partly: not at all sample ratios.", "near_seconds"),
+        Column("time to 5%", lambda r: seconds(_near(r)["seconds"]) or never(_near(r)), "Median time until the error is within "
+               "5% of optimal (below run.target where that is 0). A run that never gets there counts as infinity. never: most "
+               "runs; partly: not at all sample ratios.", "near_seconds"),
         Column("runs at 5%", lambda r: percent(_near(r)["fraction"]), "Share of runs that get within 5% of optimal.",
                "near_fraction"),
-        *(Column(f"to {name}", lambda r, e=epsilon: seconds(_near(r, e)["seconds"]) or "never",  # type: ignore[misc]
+        *(Column(f"to {name}", lambda r, e=epsilon: seconds(_near(r, e)["seconds"]) or never(_near(r, e)),  # type: ignore[misc]
                  f"The same for {name}, in iterations where the table says so.")
           for epsilon, name in (("0.5", "50%"), ("0.2", "20%"), ("0.05", "5%"))),
         Column("per run", lambda r: seconds(r["seconds"]), "Mean time of a run.", "seconds"),
@@ -283,8 +288,8 @@ COLUMNS: dict[str, list[Column]] = {
                "mean."),
         Column("plug-in", lambda p: _generalization(p, "plugin"), "Error of prediction on new data of the estimate "
                "put in."),
-        Column("branch", lambda p: p["branch"], "unique, or where branches compete: informed (from the signal) and uninformed "
-               "(from the prior mean, reached by algorithms).", words=True, unless_same=True),
+        Column("branch", lambda p: "" if p["branch"] == "unique" else p["branch"], "Where branches compete: informed (from the "
+               "signal) or uninformed (from the prior mean, reached by algorithms).", words=True),
         Column("published", lambda row: number(row["value"], 6), "Published value."),
         Column("difference", lambda row: f"{row['theory'] - row['value']:+.1e}", "Theory minus the published value."),
         Column("tolerance", lambda row: f"{row['tolerance']:.0e}" + ("" if row["within"] else " off"), "Accuracy of the "

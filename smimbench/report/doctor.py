@@ -47,12 +47,12 @@ def diagnose(*, ceilings: bool = False) -> JsonObject:
     }
 
 
-def _ceilings(anew: bool, gpu: bool) -> JsonObject:
+def _ceilings(again: bool, gpu: bool) -> JsonObject:
     """Rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
     wanted = {("numpy", 1), ("numpy", os.cpu_count() or 1)} | ({("cupy", 1)} if gpu else set())
     found: JsonObject = {}
     for backend, threads in sorted(wanted):
-        rates = measure(backend, threads) if anew else remembered(backend, threads)
+        rates = measure(backend, threads) if again else remembered(backend, threads)
         if rates:
             found["GPU" if backend == "cupy" else f"{threads} thread{'s' if threads > 1 else ''}"] = rates
     return found

@@ -290,10 +290,9 @@ def _rows_of_place(
         samples = math.nan if fresh else next((float(r["samples"]) for r in records if "samples" in r), math.nan)
         layers, order = learning_order(courses, [float(value or 0.0) for value in held], samples)
     reason, own = (own, {}) if isinstance(own, str) else ("its theory says nothing of this metric", own)
-    unknown = [math.nan] * components
     unsolved = {reason} if bayes is None and reason else set()
     shared = {
-        **runtime(records, courses if bayes else [None] * len(records), bayes or {"mse": unknown}, target),
+        **runtime(records, courses, bayes, target),
         "still_moving": None if fresh else still_moving(records, courses, target),
         "learning_order": order,
         "findings": mean_diagnostics(records, own),

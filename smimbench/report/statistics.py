@@ -181,12 +181,15 @@ def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
 
 
 def runtime(
-    records: Sequence[Record], trajectories: Sequence[Trajectory | None], bayes: Mapping[str, Any], target: float
+    records: Sequence[Record], trajectories: Sequence[Trajectory | None], bayes: Mapping[str, Any] | None, target: float
 ) -> JsonObject:
-    """What the runtime tables show; ``trajectories`` are None for runs that are lost, ``bayes`` is a point of theory."""
+    """What the runtime tables show; ``trajectories`` are None for lost runs, ``bayes`` is a point of theory, None if unknown."""
     timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
     near: JsonObject = {}
     for epsilon in EPSILONS:
+        if bayes is None:
+            near[f"{epsilon:g}"] = dict.fromkeys(("seconds", "iterations", "fraction"))
+            continue
         hits = [time_near(t, near_goal(bayes["mse"], epsilon, target)) for t in trajectories]
         # An attempt that was given up counts in the time to get there.
         times = [hit["seconds"] + (r.get("timing") or {}).get("lost_seconds", 0.0) for hit, r in zip(hits, records)]

@@ -137,7 +137,9 @@ def leaderboard_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
 
 def _steps(epsilon: str, row: Mapping[str, Any]) -> str:
     reached = row["time_to_theory"][epsilon]
-    return f"{number(reached['iterations'], 0) or 'never'} ({reached['fraction'] or 0:.0%})"
+    if reached["fraction"] is None:
+        return ""
+    return f"{number(reached['iterations'], 0) or 'never'} ({reached['fraction']:.0%})"
 
 
 # -- time -----------------------------------------------------------------------------------------------------------------
@@ -246,7 +248,11 @@ def comparison_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
     tables = []
     for (problem, metric), members in _by_problem(entries, "metric").items():
         # The z of before is in the JSON only: 80 columns.
-        both: Columns = ["predicted", Column("z", lambda e: marked_z(e["after_own_z"], e["after_n"])), "optimal"]
+        predicted, z = (
+            Column("predicted", lambda e: number(e["own_theory"])),
+            Column("z", lambda e: marked_z(e["after_own_z"], e["after_n"])),
+        )
+        both: Columns = [predicted, z, "optimal"]
         theory: Columns = both if any(map(differs, members)) else [Column("theory", lambda e: number(e["theory"]))]
         columns = [*WHERE, "component", "before", "after", "change", *theory, Column("per iter.", _time), "verdict"]
         title = f"{problem}: {find_metric(metric).label}"

@@ -132,7 +132,7 @@ def _order_of_learning(steps: Sequence[JsonObject], word: str) -> str:
 
 
 def own_theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
-    """One table per problem: the prediction for each algorithm; below it, which have none."""
+    """One table per problem: the prediction for each algorithm; below it how it was obtained, and which have none."""
     tables: list[RenderableType] = []
     for document in documents:
         found, known = document.get("algorithms", ()), []
@@ -144,15 +144,29 @@ def own_theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
                 size = entry["dimension"] if sized else ""
                 known += _rows(entry["point"], entry["overlap"], {**entry, "dimension": size})
         title = f"{document['problem']['label']}: the algorithms themselves"
-        methods = ", ".join(sorted({row["method"] for row in known}))
-        missing = grouped((e for e in found if "point" not in e), lambda e: e["no_theory"])
-        lines = [f"{'; '.join(dict.fromkeys(e['algorithm'] for e in own))}: no theory of its own here: {why}"
-                 for why, own in missing.items()]  # fmt: skip
+        notes = Text("\n".join(_notes(found)), style="dim")
         if known:
-            tables.append(make_table(title, ["algorithm", ALPHA, "D", *VALUES], known, f"obtained by: {methods}"))
-        if lines:
-            tables.append(Text("\n".join(lines), style="dim"))
+            tables.append(make_table(title, ["algorithm", ALPHA, "D", *VALUES], known))
+        if notes:
+            tables.append(notes if known else Group(Text(title, style="bold"), notes, ""))
     return tables
+
+
+def _notes(entries: Sequence[JsonObject]) -> list[str]:
+    """What is said of some algorithms, a line each, with their names in front."""
+    said: list[tuple[str, str]] = []
+    for entry in entries:
+        name, point = entry["algorithm"], entry.get("point")
+        if point is None:
+            said.append((f"no theory of its own here: {entry['no_theory']}", name))
+            continue
+        said.append((f"obtained by {point['method']}", name))
+        if entry.get("fresh"):
+            said.append(("alpha counts the samples of all its steps, each of which is new", name))
+        if point.get("no_trajectory"):
+            said.append((f"no trajectory: {point['no_trajectory']}", name))
+    by_text = grouped(said, lambda one: one[0])
+    return [f"{'; '.join(dict.fromkeys(name for _, name in own))}: {text}" for text, own in by_text.items()]
 
 
 def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
@@ -180,6 +194,8 @@ def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]
         )
         if few := sum(row["z"] is None for row in rows):
             summary += f"; {few} not decided, because too few draws meet a jump of the labels: give more --draws"
+        if any(row["bound"] for row in rows):
+            summary += "; unlearned, perfect recovery: the growth rate of a small overlap or error, at most 1"
         shown.append(make_table(document["problem"]["label"], columns, rows, summary))
     return shown
 

@@ -55,7 +55,8 @@ def verdicts(rows: Sequence[JsonObject]) -> list[JsonObject]:
         ``"unclear"`` (too few runs, or too far apart, at some sample ratio) or None (it has none), with ``own_difference``, the
         relative distance that is largest; ``points`` and ``missing``, sample ratios with and without an estimate;
         ``near_seconds``, the median time to within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations``
-        per run; ``status_counts``; ``moving``, runs whose error still moved at their last step.
+        per run; ``status_counts``; ``moving``, runs whose error still moved at their last step; ``unsolved``, sample ratios
+        with an estimate whose Bayes-optimal error is not known, only if there are any.
     """
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
@@ -97,7 +98,7 @@ def _by_instance(rows: Rows) -> list[tuple[JsonObject, tuple[Any, ...], tuple[fl
     """A row, place and instance, and error with the Bayes-optimal one, both summed over components."""
     found = []
     for layers in grouped(rows, place).values():
-        if all(row["bayes"] is not None for row in layers):
+        if _is_solved(layers):
             bayes = math.fsum(row["bayes"] for row in layers)
             for instance in sorted(set.intersection(*(set(row.get("values", ())) for row in layers))):
                 error = math.fsum(row["values"][instance] for row in layers)
@@ -140,7 +141,8 @@ def _contender(rows: Rows) -> JsonObject:
             errors.append(math.hypot(*sems) / bayes / (mean / bayes))
     ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
-    near = [row["time_to_theory"]["0.05"] for row in firsts]
+    near = [layers[0]["time_to_theory"]["0.05"] for layers in points if _is_solved(layers)]
+    unsolved = sum(row["mean"] is not None for layers in points if not _is_solved(layers) for row in layers[:1])
     times = [one["seconds"] for one in near]
     return {
         "ratio_to_bayes": ratio,
@@ -155,7 +157,12 @@ def _contender(rows: Rows) -> JsonObject:
         **{key: mean_of([r[key] for r in firsts if r[key] is not None]) for key in ("seconds", "iterations")},
         "status_counts": summed_statuses(firsts),
         "moving": sum((row.get("still_moving") or {}).get("runs", 0) for row in firsts),
+        **({"unsolved": unsolved} if unsolved else {}),
     }
+
+
+def _is_solved(layers: Rows) -> bool:
+    return all(row["bayes"] is not None for row in layers)
 
 
 def _against_prediction(rows: Rows) -> JsonObject:
@@ -203,8 +210,12 @@ def verdict_line(verdict: Mapping[str, Any]) -> str:
     if verdict["metric"] is None:
         return f"{verdict['problem']}: no verdict, because no metric of this suite is an error"
     best = verdict["contenders"][0]
+    unsolved = max(one.get("unsolved", 0) for one in verdict["contenders"])
     if not best["points"]:
-        return f"{verdict['problem']}: no algorithm has made an estimate"
+        reason = (
+            "no verdict, because the optimal error is not known" if unsolved else "no algorithm has made an estimate"
+        )
+        return f"{verdict['problem']}: {reason}"
     parts = [f"{verdict['problem']}: {best['algorithm']}{' is best' if len(verdict['contenders']) > 1 else ''}"]
     if best["ratio_to_bayes"] is not None:
         parts.append(f"{ratio_words(best)} times the optimal error")
@@ -215,6 +226,10 @@ def verdict_line(verdict: Mapping[str, Any]) -> str:
         parts.append(f"{seconds(best['seconds'])} per run")
     if verdict["tied"]:
         parts.append(f"tied with {tied_words(verdict)}")
+    if unsolved:
+        parts.append(
+            f"without {unsolved} of {best['points'] + unsolved} sample ratios, whose optimal error is not known"
+        )
     return ", ".join(parts)
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from smimbench.report.tables import contender_tables
+from smimbench.report.tables import contender_tables, runtime_tables
 from smimbench.report.verdict import near_words, verdict_line, verdicts
 from tests.report.rows import printed, row
 
@@ -107,6 +107,20 @@ def test_who_has_no_estimate_somewhere_comes_last():
     assert found["contenders"][0]["near_fraction"] is None
     assert near_words(found["contenders"][0]) == ""  # what was not run has not failed to come near
     assert near_words(verdicts([at(0.1, 0.9, 0.4)])[0]["contenders"][0]) in ("partly", "never")
+
+
+def test_points_without_an_optimal_error_are_named_and_not_counted():
+    """Neither ranks them nor counts their runs as never near: what is not known says nothing of the algorithm."""
+    unknown = {"0.05": {"seconds": None, "iterations": None, "fraction": None}}
+    rows = [at(0.1, 0.44, 0.4), at(0.2, 0.3, None, time_to_theory=unknown)]
+    (found,) = verdicts(rows)
+    one = found["contenders"][0]
+    assert (one["points"], one["unsolved"]) == (1, 1)
+    assert one["near_fraction"] == rows[0]["time_to_theory"]["0.05"]["fraction"]
+    assert verdict_line(found).endswith("without 1 of 2 sample ratios, whose optimal error is not known")
+    (found,) = verdicts(rows[1:])
+    assert verdict_line(found) == "p: no verdict, because the optimal error is not known"
+    assert "never" not in printed(*runtime_tables(rows[1:], "here"))
 
 
 def test_where_theory_is_zero_there_is_no_ratio_but_a_verdict():
