@@ -117,6 +117,15 @@ class OddReporter(Quiet):
         return {**odd, "fine": (1.5, None)}
 
 
+class FailingReporter(Quiet):
+    """Runs well and fails where it should say what it found."""
+
+    name = "failing-reporter"
+
+    def findings(self, state):
+        raise RuntimeError("nothing kept")
+
+
 @dataclass(frozen=True)
 class DiesOnce(Quiet):
     """Kills its process the first time, and is as good as new the second."""
@@ -240,7 +249,18 @@ def acting(name):
 
 @hookimpl
 def smimbench_register_algorithms(register):
-    for algorithm in (Quiet, Raiser, Choosy, Talker, Diverger, WrongShape, EndlessStart, OddReporter, DiesOnce):
+    for algorithm in (
+        Quiet,
+        Raiser,
+        Choosy,
+        Talker,
+        Diverger,
+        WrongShape,
+        EndlessStart,
+        OddReporter,
+        FailingReporter,
+        DiesOnce,
+    ):
         register(algorithm)
     for name in ACTS:
         register(acting(name))

@@ -77,8 +77,10 @@ class Averaged(Algorithm):
         require(self, "students", self.students >= 1, "at least 1")
         table = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
         name, _ = table.pop("name", None), table.pop("version", None)
-        if not isinstance(name, str) or name == self.name:
-            raise ParameterError("of.name", f"must be the name of another algorithm, got {name!r}")
+        if not isinstance(name, str):
+            raise ParameterError("of.name", f"must be the name of an algorithm, got {name!r}")
+        if name == self.name:
+            raise ParameterError("of.name", f"must be another algorithm than {name!r}: raise students instead")
         try:
             entry = get_registry().get("algorithm", name)
         except RegistryError as error:

@@ -151,7 +151,7 @@ class LinearRegression(Algorithm):
 
     def plan(self, data: Data) -> Plan:
         """One product with the normal matrix in every step: a pass over the inputs, forward and adjoint."""
-        return Plan(cost=lambda problem, data: problem.pass_cost(data))
+        return super().plan(data)._replace(cost=lambda problem, data: problem.pass_cost(data))
 
     @staticmethod
     def observed(problem: Problem) -> tuple[Linear, str]:

@@ -184,7 +184,8 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     deviation, residual = state.deviation + step * state.direction, state.residual - step * product
     after = xp.sum(residual * residual, axis=axes)
     direction = residual + xp.reshape(ratio(after, before), wide) * state.direction
-    relative = ratio(xp.sqrt(after), state.scale)
+    # Not by ``ratio``, which is 0 for a scale of NaN: data that are not finite must show.
+    relative = xp.sqrt(after) / xp.where(state.scale > 0, state.scale, xp.ones_like(after))
     return state._replace(deviation=deviation, residual=residual, direction=direction), relative
 
 

@@ -64,10 +64,10 @@ class DensityPrior(DerivedLaw):
         self._norm = total + math.log(math.sqrt(2 * math.pi))
         centre, second = math.exp(positive - total) - math.exp(negative - total), math.exp(square - total)
         variance = second - centre * centre
-        if not (self._norm > IMPOSSIBLE / 2 and variance > 1e-12 * second):
-            raise ParameterError(
-                "log_density", f"must belong to a law with a finite norm and variance, got {variance:g}"
-            )
+        if not self._norm > IMPOSSIBLE / 2:
+            raise ParameterError("log_density", "must belong to a law with a positive norm; it is 0 everywhere")
+        if not variance > 1e-12 * second:
+            raise ParameterError("log_density", f"must belong to a law with a positive variance, got {variance:g}")
         self._scale(centre, variance)
         self._grid = w / self.unit, cumulative / cumulative[-1]
         # Where 1/64 of the law lies within a fiftieth of its width, quadratures need to know where.

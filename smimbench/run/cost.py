@@ -121,9 +121,10 @@ def prices(cells: Sequence[Cell]) -> dict[str, float]:
     for _, group, problem, algorithm in _groups(cells):
         refused = refusal(algorithm, problem)
         for cell in group:
-            work = _work(problem, algorithm, cell, cell.alpha, cell.dimension)
-            steps = work.steps or min(USUAL, cell.run.max_iterations)
-            found[cell.key] = 0.0 if refused else work.seconds(1e9, math.inf) * steps
+            found[cell.key] = 0.0
+            if not refused:  # a plan may fail for what its algorithm refuses
+                work = _work(problem, algorithm, cell, cell.alpha, cell.dimension)
+                found[cell.key] = work.seconds(1e9, math.inf) * (work.steps or min(USUAL, cell.run.max_iterations))
     return found
 
 

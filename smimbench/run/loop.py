@@ -33,7 +33,7 @@ import numpy as np
 
 from smimbench.backend.arrays import read_together
 from smimbench.derive.stopping import OverlapRule
-from smimbench.files import printable
+from smimbench.files import attempt, error_line, printable
 from smimbench.interfaces import Info
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class LoopRun:
             elif self._steps is None and (settled := self._rule.settled()):
                 self.status, self.reason = Status.OK, f"{settled}, after {self._last} iterations"
                 spread = self._course.spread()
-        found, remarks = _findings(algorithm.findings(self._state))
+        found, remarks = _findings(algorithm, self._state)
         self.final = {**self._readings.final(), **spread, **found}
         self.warnings += self._readings.warnings() + remarks
         self.metrics, self.blank, self.trajectory = self._course.metrics, self._course.broken, self._course.trajectory
@@ -233,9 +233,12 @@ class LoopRun:
         self.V = algorithm.variance(self._state) if algorithm.variance is not None else None
 
 
-def _findings(given: JsonObject) -> tuple[dict[str, list[float | None]], list[str]]:
-    """What an algorithm found besides its estimate, and what of it cannot be kept: a plugin may hand in anything."""
+def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:
+    """What an algorithm found besides its estimate, and what of it cannot be kept: a failing remark must not cost the run."""
     kept: dict[str, list[float | None]] = {}
+    given, error = attempt(lambda: dict(algorithm.findings(state)))
+    if error is not None:
+        return kept, [f"it has no findings: {error_line(error)}"]
     remarks = []
     for name, values in given.items():
         try:

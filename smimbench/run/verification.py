@@ -177,7 +177,8 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
             try:
                 found = None if name in failed else solve(document)
             except THEORY_ERRORS as error:  # what is stored of it is none the worse
-                failed.add(name)
+                if kind != "own":  # an algorithm may have a theory at other points
+                    failed.add(name)
                 again.remarks.append(f"{name}: its theory raised {error_line(error)}")
                 continue
             if found is not None:

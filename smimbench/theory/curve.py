@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.theory.information import diagonals, information_at, is_sampled, overlap_at, prior_moments
+from smimbench.theory.information import (
+    diagonals,
+    information_at,
+    is_sampled,
+    overlap_at,
+    overlap_error_at,
+    prior_moments,
+)
 from smimbench.theory.types import HardPhase, Prediction, Threshold
 
 if TYPE_CHECKING:
@@ -207,6 +214,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     if not unknowns.any():
         return _limit_of_discrete_signals(problem)
     drift = min(1e-2, abs(float(at(np.full(P, 1e7))[2].sum() / unknowns.sum()) - 1))
+    drift += overlap_error_at(problem, 1e9 * np.eye(P))
     equations = problem.channel.equations
     if equations is not None:
         value = float(unknowns.sum()) / (kappa * float(equations))

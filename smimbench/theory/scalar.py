@@ -356,7 +356,11 @@ class ScalarCurve(Curve):
         if not last <= RISING * before:
             return None  # noise decides at last, however little there is of it
         values = [self._alpha_at(np.log(end / 10**k)) for k in range(5, -1, -1)]
-        return limit_of(values) if np.isfinite(values).all() and values[-1] <= 1.5 * values[-4] else None
+        if not (np.isfinite(values).all() and values[-1] <= 1.5 * values[-4]):
+            return None
+        limit = limit_of(values)
+        # A smooth sequence does not show an error of the prior's map that all of its terms share.
+        return replace(limit, error=limit.error + limit.value * overlap_error_at(self.problem, np.array([[end]])))
 
     @cached_property
     def equations(self) -> float:

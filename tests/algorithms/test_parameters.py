@@ -1,6 +1,7 @@
 """What algorithms refuse: parameters that make no sense, problems that they cannot solve, predictions that do not exist."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 from smimbench_algorithms.adam import Adam, AdamW
@@ -13,6 +14,7 @@ from smimbench_algorithms.sgd import Sgd
 from smimbench_algorithms.spectral import Spectral
 
 from smimbench.interfaces import Channel, Conditions, ParameterError
+from smimbench.registry.adapters import sizes
 from smimbench.theory.limit import own_theory
 from tests.helpers import attention, sequence
 
@@ -37,6 +39,7 @@ BAD = [
     (Sgd, "decay_steps", {"schedule": "step", "decay_factor": 0.5}),
     (Sgd, "decay_factor", {"schedule": "1/t", "decay_steps": 3, "decay_factor": 0.5}),
     (Sgd, "decay_factor", {"schedule": "step", "decay_steps": 3, "decay_factor": 1.5}),
+    (Sgd, "decay_factor", {"schedule": "step", "decay_steps": 3, "decay_factor": 0.0}),
     (Sgd, "momentum", {"momentum": 1.0}),
     (Sgd, "nesterov", {"nesterov": True}),
     (Sgd, "weight_decay", {"weight_decay": -0.1}),
@@ -68,6 +71,17 @@ def test_parameters_that_make_no_sense(cls, key, parameters):
     with pytest.raises(ParameterError) as error:
         cls(**parameters)
     assert error.value.key == key
+
+
+@pytest.mark.parametrize("base", [Gamp, Ridge, Nuclear])
+def test_a_parameter_steps_of_a_subclass_is_the_number_of_steps(base):
+    @dataclass(frozen=True)
+    class Short(base):
+        steps: int = 3
+
+    plan = Short().plan(sizes(30, 2, 20))
+    assert plan.steps == 3
+    assert plan.cost is not None
 
 
 class Steps(Channel):

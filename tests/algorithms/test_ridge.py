@@ -1,12 +1,14 @@
 """Ridge regression against dense solutions, posterior means and the theory of the best linear estimate."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from smimbench_algorithms.least_squares import seen_by_labels
 from smimbench_algorithms.ridge import Ridge
 
+from smimbench.backend import get_backend
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from smimbench.theory.predictions import solve as state_evolution
@@ -39,6 +41,17 @@ def test_the_penalty_knows_the_variance_of_the_signal(shift):
     y = instance.labels.reshape(-1)
     expected = shift + np.linalg.solve(X.T @ X + 0.5 / 9 * np.eye(40), X.T @ (y - shift * X.sum(axis=1)))
     assert np.allclose(solve(problem, instance, Ridge()).estimate[0], expected, atol=1e-6)
+
+
+def test_labels_that_are_not_finite_are_no_convergence():
+    problem = sequence("linear", noise=0.3)
+    instance = problem.instance(2.0, 12)
+    labels = np.array(instance.labels)
+    labels[0] = np.nan
+    data = replace(instance.data(get_backend("numpy")), labels=labels)
+    algorithm = Ridge()
+    _, info = algorithm.step(problem, data, algorithm.init(problem, data, np.random.default_rng(0)))
+    assert not np.isfinite(info.residual)
 
 
 def test_one_sample_is_too_few_to_validate_on():

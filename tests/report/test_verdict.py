@@ -120,7 +120,7 @@ def test_points_without_an_optimal_error_are_named_and_not_counted():
     assert verdict_line(found).endswith("without 1 of 2 sample ratios, whose optimal error is not known")
     (found,) = verdicts(rows[1:])
     assert verdict_line(found) == "p: no verdict, because the optimal error is not known"
-    assert "never" not in printed(*runtime_tables(rows[1:], "here"))
+    assert "never" not in printed(runtime_tables(rows[1:], "here"))
 
 
 def test_where_theory_is_zero_there_is_no_ratio_but_a_verdict():

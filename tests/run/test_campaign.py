@@ -269,6 +269,12 @@ def test_odd_findings_and_warnings_are_named_and_dropped(tmp_path, registry):
     assert "\x1b" not in json.dumps(record, ensure_ascii=False)
 
 
+def test_findings_that_fail_do_not_cost_the_run(tmp_path, registry):
+    record = run_cell(cells_of(tmp_path, registry, "failing-reporter")[0])
+    assert record["status"] == "ok"
+    assert "it has no findings: RuntimeError: nothing kept" in record["warnings"]
+
+
 def test_warnings_without_end_are_cut(tmp_path, registry):
     record = run_cell(cells_of(tmp_path, registry, "tower")[0])
     assert record["status"] == "ok"

@@ -331,7 +331,7 @@ class Gamp(Algorithm):
 
     def plan(self, data: Data) -> Plan:
         """One pass over the inputs, forward and adjoint, until the overlaps are stationary and agree with the predicted error."""
-        return Plan(cost=lambda problem, data: problem.pass_cost(data))
+        return super().plan(data)._replace(cost=lambda problem, data: problem.pass_cost(data))
 
     def estimate(self, state: GampState) -> Array:
         """Posterior mean of the signal."""

@@ -86,15 +86,16 @@ class Descent(Algorithm):
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
         require(
-            self, "batch", not (self.online and self.batch is None), "the fresh samples of a step with online = true"
+            self, "batch", not (self.online and self.batch is None), "given with online = true: fresh samples of a step"
         )
         require(self, "epochs", not (self.online and self.epochs), "left out with online = true; give steps")
         require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
         require(self, "schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
         for key in ("decay_steps", "decay_factor"):
             needed = key in SCHEDULES[self.schedule]
-            require(self, key, needed == (getattr(self, key) is not None), "given" if needed else "left out")
-        require(self, "decay_factor", 0 < (self.decay_factor or 1) <= 1, "in (0, 1]")
+            rule = f"{'given' if needed else 'left out'} with schedule = {self.schedule!r}"
+            require(self, key, needed == (getattr(self, key) is not None), rule)
+        require(self, "decay_factor", self.decay_factor is None or 0 < self.decay_factor <= 1, "in (0, 1]")
         low, high = self.surrogate_beta or SURROGATE_BETA
         require(self, "surrogate_beta", 0 < low <= high < math.inf, "two numbers > 0, the second not below the first")
 
