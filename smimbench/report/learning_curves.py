@@ -132,7 +132,8 @@ def _learning_panel(suite: Suite, place: Place, metric: str, runs: list[Run], ca
     about, looks = find_metric(metric), looks_of(suite)
     problem, panel, at = _place_panel(suite, place, "samples processed", about.label)
     first, last = min(run.x[0] for run in runs), max(run.x[-1] for run in runs)
-    held, curve = float(runs[0].record["samples"]), is_cheap(problem)
+    held = float(runs[0].record.get("samples", problem.model.sample_count(*place[1:])))
+    curve = is_cheap(problem)
     fresh = max((run.x[-1] for run in runs if draws_fresh(run.record["cell"]["algorithm"])), default=0.0)
     count = runs[0].values.shape[1]
 
