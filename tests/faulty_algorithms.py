@@ -193,7 +193,7 @@ def raise_without_text(algorithm, data):
 
 
 def warn_at_length(algorithm, data):
-    """Warns anew in every step, at length."""
+    """Warns in every step, at length."""
     algorithm.count = getattr(algorithm, "count", 0) + 1
     warnings.warn(f"{algorithm.count} " + "long " * 5000, UserWarning, stacklevel=1)
 

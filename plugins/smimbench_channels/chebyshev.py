@@ -1,4 +1,4 @@
-"""Polynomials in ``s = sqrt(V / (Q + V))`` through randomised estimates, for information that is too dear to compute anew."""
+"""Polynomials in ``s = sqrt(V / (Q + V))`` through randomised estimates, for information that is costly to compute each time."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import numpy as np
 from smimbench.interfaces import StoppingRule
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Info, ProblemLike, StoppingRule
+    from smimbench.interfaces import Info, ProblemLike
 
 
 @dataclass(frozen=True)

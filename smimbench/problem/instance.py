@@ -86,7 +86,7 @@ class Instance:
     def checksum(self) -> tuple[float, ...]:
         """Checksum of teacher, inputs and labels; it changes if they were written to. Reads all of them once."""
         there = [self.signal, self.labels]
-        if not isinstance(self.inputs, DrawnInputs):  # they are drawn anew whenever they are read
+        if not isinstance(self.inputs, DrawnInputs):  # they are drawn again whenever they are read
             there.append(self.inputs)
         return tuple(_checksum(array) for array in there)
 

@@ -366,7 +366,7 @@ def test_where_the_prior_mean_is_blind_the_start_is_random_and_small():
 
 
 def test_a_step_needs_little_more_than_the_inputs():
-    """Nothing of size d^2 per sample: beside the inputs, a step holds a few numbers per sample and a few matrices."""
+    """Nothing of size d^2 per sample: apart from the inputs, a step holds a few numbers per sample and a few matrices."""
     problem = attention("linear")
     data = problem.instance(4.0, 64).data(get_backend("numpy"))
     algorithm = Gamp()

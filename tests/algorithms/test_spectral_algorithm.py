@@ -1,4 +1,4 @@
-"""The spectral algorithm in the engine: both kinds of model, warnings, theory beside the runs, starts for others."""
+"""The spectral algorithm in the engine: both kinds of model, warnings, theory next to the runs, starts for others."""
 
 import numpy as np
 import pytest

@@ -43,7 +43,7 @@ class Counts:
         self._depth = 0
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self.launches.clear()
         self.waits.clear()
 

@@ -38,7 +38,7 @@ class Calibration:
 
 
 class Paired(NamedTuple):
-    """Seconds of a kernel and of its calibration: the best of many turns, each beside the other."""
+    """Seconds of a kernel and of its calibration: the best of many turns, side by side."""
 
     seconds: float
     calibration: float

@@ -194,7 +194,7 @@ def test_hardmax_curve_of_128_points(benchmark, judge, tmp_path):
 
 @pytest.mark.benchmark(group="start-up")
 def test_overhead_of_a_cell(benchmark, judge, tmp_path):
-    """Engine and store beside the algorithm's own time."""
+    """Time of engine and store, without the algorithm's own."""
     overrides = ["grid.dimension=4", "grid.seeds=40", "run.max_iterations=1"]
     cells = load_suite(write_suite(tmp_path), overrides, ["algorithm=gamp"]).cells()
     runner.run_cells(cells[:4], Store(tmp_path / "first"))

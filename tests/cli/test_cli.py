@@ -150,7 +150,7 @@ def test_the_exit_code_tells_and_nothing_is_dropped(tmp_path, capsys, algorithm,
 
 
 def test_a_run_of_nothing_is_no_success(tmp_path, capsys):
-    """Cells that an algorithm refuses are no failure beside others, but where it refuses all nothing has been measured."""
+    """Cells that an algorithm refuses are no failure if others ran, but where it refuses all nothing has been measured."""
     suite = with_algorithm(tmp_path, "choosy")
     arguments = [suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
     found, out, _ = call(capsys, "run", *arguments)

@@ -409,7 +409,7 @@ def prepare(folder: Path) -> None:
 
 
 def outside(folder: Path) -> list[str]:
-    """Files beside what the job itself and the results folders may make."""
+    """Files other than what the job itself and the results folders may make."""
     allowed = {"results", "out", "small.toml", "long.toml", "fuzz.npz"}
     # A word after --output names a file, whose folder is made: "[/]" is the file "]" in the folder "[".
     allowed |= {Path(word).parts[0] for word in WORDS if word}

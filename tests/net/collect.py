@@ -9,7 +9,7 @@ Is a change bit-identical? Collect in two trees on one machine and compare; this
 Without ``--slow`` it takes about 30 s of one core and holds runs of every algorithm on both models and the theory that takes
 seconds; with it, eight minutes, the theory of every shipped suite and the figures of ``results/reference``.
 
-The tests compare with ``reference.json``, to rounding because processors differ. It is written anew by
+The tests compare with ``reference.json``, to rounding because processors differ. It is written by
 ``python tests/net/collect.py --reference [--slow]`` when a number has to change, and the commit says why. What is collected is
 named by meaning, so that it survives renames: ``NAMES`` is the one place that knows what a column or key is called.
 """

@@ -1,4 +1,4 @@
-"""Moving code changes nothing: see ``collect.py``. A number that has to change is written anew, and the commit says why."""
+"""Moving code changes nothing: see ``collect.py``. A number that has to change is written again, and the commit says why."""
 
 from __future__ import annotations
 

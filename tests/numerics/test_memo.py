@@ -1,4 +1,4 @@
-"""Results that are kept: by the entries of arrays, and beside an object."""
+"""Results that are kept: by the entries of arrays, and next to an object."""
 
 from dataclasses import dataclass
 

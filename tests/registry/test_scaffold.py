@@ -17,7 +17,7 @@ from tests.helpers import call
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder to work in; the registry of this process is made anew afterwards."""
+    """An empty folder to work in; the registry of this process is made again afterwards."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     set_registry(None)

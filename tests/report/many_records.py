@@ -15,7 +15,7 @@ from tests.helpers import LINE
 
 
 def write(folder: Path, count: int, seeds: int = 50) -> Path:
-    """The suite, beside records of all its cells: half descent, half ridge."""
+    """The suite, next to records of all its cells: half descent, half ridge."""
     points = max(1, count // (2 * seeds))
     alphas = [round(0.3 + 0.002 * i, 6) for i in range(points)]
     grid = f"[grid]\nalpha = {alphas}\ndimension = [30]\nseeds = {seeds}\n"

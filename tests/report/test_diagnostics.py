@@ -1,4 +1,4 @@
-"""What runs report beside their estimate: means over the runs that found it, next to theory."""
+"""What runs report next to their estimate: means over the runs that found it, next to theory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures: one look per algorithm, theory that is smooth, labels beside the data, and the data beside the figure."""
+"""Figures: one look per algorithm, theory that is smooth, labels next to the data, and the data next to the figure."""
 
 from __future__ import annotations
 

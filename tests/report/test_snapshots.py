@@ -1,4 +1,4 @@
-"""What tables look like at 80 columns, letter by letter; the option ``--snapshot-update`` writes them anew."""
+"""What tables look like at 80 columns, letter by letter; the option ``--snapshot-update`` writes them again."""
 
 from __future__ import annotations
 

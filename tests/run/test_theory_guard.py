@@ -157,7 +157,7 @@ def test_what_ships_is_solved_here(plugin):
 
 @pytest.mark.slow
 def test_the_rows_of_all_others_stay(plugin, tmp_path, capsys, monkeypatch):
-    """A channel whose theory aborts and algorithms whose theory aborts or never ends, beside what is as it should be."""
+    """A channel whose theory aborts and algorithms whose theory aborts or never ends, next to what is as it should be."""
     monkeypatch.setattr(theory_guard, "PATIENCE", 4.0)
     one = SUITE.partition("[[alg")[0].replace("seeds     = 2", "seeds     = 1").replace("[0.5, 1.0]", "[0.5]")
     problem = one[one.index("[problem]") : one.index("[grid]")]

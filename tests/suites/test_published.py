@@ -1,4 +1,4 @@
-"""Values of other groups stand beside theory within their tolerance, or a remark says why they do not."""
+"""Values of other groups agree with theory within their tolerance, or a remark says why they do not."""
 
 import smimbench
 

@@ -132,7 +132,7 @@ def test_a_jump_is_reported_with_its_hard_phase(others):
 
 
 def test_the_better_of_two_imperfect_branches_has_the_larger_free_entropy():
-    # alpha(q) falls from 1 and rises again without end, beside a component that is learned from the beginning.
+    # alpha(q) falls from 1 and rises again without end, next to a component that is learned from the beginning.
     def rate(q):
         return 1 + 2 * q + 12 * q**2 / (1 + 8 * q**4)
 

@@ -152,7 +152,7 @@ def test_noiseless_equations_are_solved_as_soon_as_there_are_enough(problem, beg
     found = thresholds(problem)
     assert found["hard_phase"] == pytest.approx([begins, ends], abs=1e-4)
     for name, value in (("spinodal", begins), ("information_theoretic", begins), ("algorithmic", ends)):
-        # three digits of the cruder quadratures of this file, beside what is stated
+        # three digits of the cruder quadratures of this file, on top of what is stated
         assert abs(found[name]["value"] - value) < 3 * found[name]["error"] + 6e-5
     assert found["perfect_recovery"]["value"] == found["algorithmic"]["value"]
     assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(begins, abs=1e-4)
