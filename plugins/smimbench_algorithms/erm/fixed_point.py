@@ -274,11 +274,14 @@ def _best_of(named: Named[Problem], alpha: float, loss: str, length: str) -> flo
     prior = float(np.trace(paths[0].T))
     known: dict[float, float] = {}
 
+    reasons = ["the error is not finite"]
+
     def tried(x: float) -> float:
         """Error less that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
         try:
             found = [path.overlaps(float(np.exp(x))) for path in paths]
-        except ValueError:  # where an overlap or an error is too close to its end for doubles
+        except ValueError as error:  # where an overlap or an error is too close to its end for doubles
+            reasons.append(str(error))
             return np.inf
         scale = best_length(found) if length == "posterior" else 1.0
         M, Q = (np.mean([np.trace(each[k]) for each in found]) for k in (1, 2))
@@ -289,7 +292,9 @@ def _best_of(named: Named[Problem], alpha: float, loss: str, length: str) -> flo
     (smallest, largest), distance = np.log(PENALTIES), float(np.log(10.0))
     x = start = float(np.log(max(alpha, 1.0)))
     if not np.isfinite(tried(start)):
-        raise ValueError(f"the best penalty is not found at alpha = {alpha:g} by theory; give it as a number")
+        raise ValueError(
+            f"the best penalty is not found at alpha = {alpha:g} by theory ({reasons[-1]}); give it as a number"
+        )
     while x > smallest:
         x = max(x - distance, smallest)
         value, least = tried(x), min(known.values())
