@@ -165,7 +165,6 @@ class Request:
     overrides: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     results: Path = Path("results")
-    plugins: tuple[str, ...] = ()
 
     def suite(self) -> Suite:
         """The suite from a path, a shipped name, or a folder of results (its ``run.json`` holds the text)."""
@@ -228,14 +227,17 @@ class Request:
         cache.remark = lambda line: self.remark([line])
         return cache
 
+    def options(self) -> list[str]:
+        """The same changes, part and plugins for another command, as words of a shell."""
+        from smimbench.registry.registry import get_registry
+
+        given = {"--set": self.overrides, "--only": self.only, "--plugins": get_registry().paths}
+        return [word for option, values in given.items() for value in values for word in (option, str(value))]
+
     def typed(self, command: str) -> str:
-        """Another command on the same suite, with the same changes, plugins and folder of results."""
-        words = ["smimbench", command, self.name]
-        if self.results != Path("results"):
-            words += ["--results", str(self.results)]
-        for option, values in (("--plugins", self.plugins), ("--set", self.overrides), ("--only", self.only)):
-            words += [word for value in values for word in (option, value)]
-        return shlex.join(words)
+        """Another command on the same suite, with the same options and folder of results."""
+        results = [] if self.results == Path("results") else ["--results", str(self.results)]
+        return shlex.join(["smimbench", command, self.name, *results, *self.options()])
 
     def remark(self, lines: Iterable[str]) -> None:
         """Lines on standard error, unless the user wants none."""
@@ -267,7 +269,7 @@ def command(
                 if of_a_suite:  # first, so that --set can reach into what was added
                     given["overrides"] = (*(f"algorithms+={one}" for one in given.pop("add")), *given["overrides"])
                 common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
-                return function(Request(plugins=plugins, **common), **given)
+                return function(Request(**common), **given)
 
         return click.command(name, params=[*parameters, *shared])(wrapped)
 

@@ -188,7 +188,6 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     on where they were.
     """
     from smimbench.files import write_atomically
-    from smimbench.registry.registry import get_registry
     from smimbench.run.cost import estimate_cost, plan_array, script
 
     suite = request.suite()
@@ -196,9 +195,7 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     seconds = estimate_cost(cells, 1, request.store(suite).load().values(), trials=backend == "numpy").seconds
     array = plan_array(cells, seconds, minutes, cpus, max_array)
     again = [sys.executable, "-P", "-m", "smimbench", "run", request.name]
-    again += ["--results", str(request.results), "--backend", backend]
-    changes = {"--set": request.overrides, "--only": request.only, "--plugins": get_registry().paths}
-    again += [word for option, given in changes.items() for one in given for word in (option, one)]
+    again += ["--results", str(request.results), "--backend", backend, *request.options()]
     if broken := next((name for name in (suite.name, *again) if any(ord(c) < 32 for c in name)), None):
         raise click.UsageError(f"{broken!r} would break a batch script, whose comments end with the line; rename it")
     text = script(array, suite.name, again, str(request.results))
@@ -223,8 +220,7 @@ def data(request: Request, output: Path) -> int:
         print_json(about)
     elif not request.quiet:
         # Without the same choices the estimate would be compared with another teacher.
-        options = [("--only", c) for c in request.only] + [("--set", o) for o in request.overrides]
-        same = "".join(f" {option} {shlex.quote(value)}" for option, value in options)
+        same = "".join(f" {shlex.quote(word)}" for word in request.options())
         click.echo(
             f"wrote {output}: inputs {tuple(about['inputs'])}, labels {tuple(about['labels'])}, "
             f"{about['label']}, alpha {about['alpha']:g}, D {about['dimension']}"
