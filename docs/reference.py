@@ -133,7 +133,7 @@ def page(name: str, document: dict[str, Any], shared: dict[str, Any], figures: l
             "algorithm": one["algorithm"],
             "error / optimal": ratio_words(one),
             "at 0": one["where_zero"],
-            "as predicted": one["own_theory"] or "none",
+            "as predicted": one["prediction"] or "none",
             "runs at 5%": "" if one["near_fraction"] is None else f"{one['near_fraction']:.0%}",
             "per run (s)": one["seconds"],
             "status": one["status_counts"],

@@ -69,9 +69,9 @@ class Results:
     @cached_property
     def scored(self) -> list[JsonObject]:
         """Rows of estimates from elsewhere."""
-        from smimbench.report.rows import scored_rows
+        from smimbench.report.rows import find_optima, scored_rows
 
-        return scored_rows(self.suite, self.store, self.cache)
+        return scored_rows(self.suite, self.store, self.cache, find_optima(self.pairs, self.suite, self.cache))
 
     @cached_property
     def extrapolated(self) -> list[JsonObject]:
@@ -262,6 +262,7 @@ def present_document(document: JsonObject, request: Request, folder: Path, *, fu
         console.print(tables.status_line(counts, missing))
         console.print(f"results: {folder}", soft_wrap=True)
     bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
+    bad += any(one["below_optimum"] for verdict in document["verdicts"] for one in verdict["contenders"])
     return NOT_OK if bad or missing or document.get("left_out") or not counts.get("ok") else OK
 
 

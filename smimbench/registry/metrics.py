@@ -35,6 +35,12 @@ def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
     return found
 
 
+def metrics_of_accounts(model: str | None = None) -> list[str]:
+    """Shipped metrics that test what an algorithm says of its own error; they are measured of every run, and in no key."""
+    entries = get_registry().entries("metric")
+    return [one.name for one in entries if one.fits(model) and one.source is None and one.item.direction == "one"]
+
+
 def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
     """Metrics that a cell measures in addition to those of every trajectory, and all of third parties, sorted.
 

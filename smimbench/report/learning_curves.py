@@ -259,7 +259,7 @@ def trajectory_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, st
     for members in _by_cell(pairs):
         cell, problem = members[0][0], _problem_of(suite, members[0][0].problem_label)
         ratio = planned_ratio(problem, cell)
-        found = own_point(cache, problem, cell, ratio, [record for _, record in members], trajectory=True)
+        found = own_point(cache, problem, cell, ratio, [record for _, record in members])
         if isinstance(found, str) or "trajectory" not in found:
             continue
         alpha = ratio if draws_fresh(cell.algorithm) else cell.alpha  # as in tables

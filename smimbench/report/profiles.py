@@ -9,8 +9,9 @@ import numpy as np
 
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import grouped
-from smimbench.report.rows import LOST, Pair, bayes_point, draws_fresh
-from smimbench.report.statistics import EPSILONS, near_goal, time_near
+from smimbench.report.optimum import limit_of
+from smimbench.report.rows import LOST, Pair, bayes_point, draws_fresh, find_optima
+from smimbench.report.statistics import EPSILONS, instance_of, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
 from smimbench.report.verdict import errors
 from smimbench.run.external import ELSEWHERE
@@ -35,7 +36,7 @@ READING = (
 
 
 def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> list[JsonObject]:
-    """When each run came near the Bayes-optimal error: one entry for each run and nearness.
+    """When each run came near the Bayes-optimal error, at its size where that is known: one entry for each run and nearness.
 
     Returns
     -------
@@ -45,7 +46,7 @@ def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) 
         error (within the suite's target where that is 0), infinity where it never was. Without algorithms that draw samples
         of their own, see ``errors``, and without problems whose theory is not stored.
     """
-    problems = {plan.label: plan.problem for plan in suite.plans}
+    problems, sized = {plan.label: plan.problem for plan in suite.plans}, find_optima(pairs, suite, cache)
     found = []
     for cell, record in pairs:
         problem = problems[cell.problem_label]
@@ -55,10 +56,13 @@ def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) 
         if draws_fresh(cell.algorithm) and not (len(counts) and counts[-1] <= 1.5 * n):
             continue
         point = bayes_point(cache, problem, problem.model.sample_ratio(n, cell.dimension))
+        best = sized.get((cell.problem_label, cell.alpha, cell.dimension)) or (limit_of(point) if point else None)
         lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
         where = (cell.problem_label, cell.alpha, cell.dimension, f"{cell.seed}/{cell.replicate}")
-        for epsilon in EPSILONS if point else ():
-            at = time_near(trajectory, near_goal(point["mse"], epsilon, suite.run.target))  # type: ignore[index]
+        for epsilon in EPSILONS:
+            if best is None:
+                continue
+            at = time_near(trajectory, near_goal(best.goal(instance_of(record)), epsilon, suite.run.target))
             # An algorithm that does not count its samples goes through all of them in every iteration.
             samples = at["iteration"] * n if math.isnan(at["samples"]) else at["samples"]
             at |= {"seconds": at["seconds"] + lost, "samples": samples}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.adapters import sizes
-from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
+from smimbench.registry.metrics import find_metric, metrics_of_accounts, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
+from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
 from smimbench.report.statistics import (
     against_theory,
+    instance_of,
     learning_order,
     mean_diagnostics,
     near_threshold,
@@ -119,20 +122,14 @@ def bayes_point(cache: TheoryCache, problem: Problem, ratio: float) -> JsonObjec
 
 
 def own_point(
-    cache: TheoryCache,
-    problem: Problem,
-    cell: Cell,
-    ratio: float,
-    records: Sequence[JsonObject] = (),
-    *,
-    trajectory: bool = False,
+    cache: TheoryCache, problem: Problem, cell: Cell, ratio: float, records: Sequence[JsonObject] = ()
 ) -> JsonObject | str:
-    """Prediction for the algorithm of a cell under the conditions of its runs, or the reason why there is none."""
+    """Prediction for the algorithm of a cell under the conditions of its runs, with its trajectory; or why there is none."""
     starts = (record.get("start") or {} for record in records)
     known = [Overlaps(*(start[name] for name in Overlaps._fields)) for start in starts if start]
     whole = tuple(start for start in known if _are_matrices(start, problem.components))
     how = cell.run.start, whole, cell.run.max_iterations
-    conditions = Conditions(cell.dimension, *how, trajectory=trajectory)
+    conditions = Conditions(cell.dimension, *how, trajectory=True)
     try:
         build_algorithm(cell.algorithm, problem)
         return cache.own(problem, cell.algorithm, ratio, conditions)
@@ -166,6 +163,39 @@ def _near(cache: TheoryCache, problem: Problem, records: Sequence[Any], ratio: f
 # -- rows -----------------------------------------------------------------------------------------------------------------
 
 
+def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> dict[tuple[str, float, int], Optimum]:
+    """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension, where it is known.
+
+    From runs that ended as they should of the first shipped algorithm whose prediction is the Bayes-optimal point.
+    """
+    problems = {plan.label: plan.problem for plan in suite.plans}
+    known: dict[tuple[str, float], list[Reference]] = {}
+    shipped = [pair for pair in pairs if "source" not in pair[0].algorithm and not draws_fresh(pair[0].algorithm)]
+    for (label, algorithm, alpha, dimension), members in grouped(shipped, _without_backend).items():
+        problem, references = problems[label], known.setdefault((label, alpha), [])
+        if any(one.algorithm != algorithm or one.dimension == dimension for one in references):
+            continue
+        ratio = problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension)
+        try:
+            point = bayes_point(cache, problem, ratio)
+        except THEORY_ERRORS:  # the rows say so
+            continue
+        own = own_point(cache, problem, members[0][0], ratio, [record for _, record in members]) if point else ""
+        if point is None or isinstance(own, str) or not np.allclose(own["mse"], point["mse"], rtol=1e-9, atol=0):
+            continue
+        done = [record for _, record in members if record["status"] == Status.OK.value and "mse" in record["metrics"]]
+        runs = {instance_of(record): np.asarray(record["metrics"]["mse"], dtype=float) for record in done}
+        coefficient = (own.get("finite_size") or {}).get("mse")
+        references.append(Reference(dimension, algorithm, np.atleast_1d(point["mse"]), runs, coefficient))
+    found = {(*key, size): one for key, members in known.items() for size, one in optima(members).items()}
+    return found
+
+
+def _without_backend(pair: Pair) -> tuple[str, str, float, int]:
+    cell = pair[0]
+    return cell.problem_label, cell.algorithm_label, cell.alpha, cell.dimension
+
+
 def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryCache) -> list[JsonObject]:
     """Rows of the error table, in the order of the suite.
 
@@ -197,6 +227,7 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
         # With that key its process ended, or had to: rows say so, the runs may be good. Otherwise nothing else is hidden.
         raise first
     rows: list[JsonObject] = []
+    sized = {} if unsolved else find_optima(pairs, suite, cache)
     for key, members in groups.items():
         problem, cell, ratio = problems[key[0]], members[0][0], ratios[key]
         records = [record for _, record in members]
@@ -208,15 +239,22 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
         elif point := bayes_point(cache, problem, ratio):
             own = own_point(cache, problem, cell, ratio, records)
             near = _near(cache, problem, records, ratio, cell.dimension)
+        optimum = None if draws_fresh(cell.algorithm) else sized.get((cell.problem_label, cell.alpha, cell.dimension))
         metrics, target = suite.run.metrics, suite.run.target
         rows += _rows_of_place(
-            place, problem, cell.algorithm, records, point, own, cell.alpha, near, metrics, target, store
+            place, problem, cell.algorithm, records, point, own, cell.alpha, near, metrics, target, store, optimum
         )
     return distinguish(rows)
 
 
 def rows_of_points(
-    suite: Suite, points: Sequence[Point], records: Sequence[JsonObject], cache: TheoryCache, *, of_suite: bool = False
+    suite: Suite,
+    points: Sequence[Point],
+    records: Sequence[JsonObject],
+    cache: TheoryCache,
+    sized: Mapping[Any, Optimum] = MappingProxyType({}),
+    *,
+    of_suite: bool = False,
 ) -> list[JsonObject]:
     """Rows for estimates from elsewhere (see ``smimbench.run.external``); replicates of one point share a row.
 
@@ -238,14 +276,15 @@ def rows_of_points(
         place, found = _place_of_row(label, algorithm, ELSEWHERE, ratio, dimension), [record for _, record in members]
         point, target = bayes_point(cache, problem, ratio), suite.run.target
         own = BRINGS_NONE if point else ""
-        rows += _rows_of_place(place, problem, {}, found, point, own, alpha, None, metrics, target, Store(""))
+        optimum, store = sized.get((label, alpha, dimension)), Store("")
+        rows += _rows_of_place(place, problem, {}, found, point, own, alpha, None, metrics, target, store, optimum)
     return rows
 
 
-def scored_rows(suite: Suite, store: Store, cache: TheoryCache) -> list[JsonObject]:
+def scored_rows(suite: Suite, store: Store, cache: TheoryCache, sized: Mapping[Any, Optimum]) -> list[JsonObject]:
     """Rows of estimates from elsewhere that ``smimbench score`` has kept, of the metrics of the suite."""
     points, records = kept_scores(suite, store)
-    return rows_of_points(suite, points, records, cache, of_suite=True)
+    return rows_of_points(suite, points, records, cache, sized, of_suite=True)
 
 
 def _place_of_row(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> JsonObject:
@@ -264,6 +303,7 @@ def _rows_of_place(
     metrics: Sequence[str],
     target: float,
     store: Store,
+    optimum: Optimum | None,
 ) -> list[JsonObject]:
     """A row for each metric and component of the runs of one place.
 
@@ -277,6 +317,8 @@ def _rows_of_place(
         The sample ratio that the suite asks for.
     near : str or None
         The threshold that runs which did not converge are near, in words.
+    optimum : Optimum or None
+        The Bayes-optimal error at this size; None: only its limit is known.
     """
     fresh = draws_fresh(algorithm)
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
@@ -291,8 +333,10 @@ def _rows_of_place(
         layers, order = learning_order(courses, [float(value or 0.0) for value in held], samples)
     reason, own = (own, {}) if isinstance(own, str) else ("its theory says nothing of this metric", own)
     unsolved = {reason} if bayes is None and reason else set()
+    best = optimum if optimum is not None or bayes is None else limit_of(bayes)
+    goals = None if best is None else [best.goal(instance_of(record)) for record in records]
     shared = {
-        **runtime(records, courses, bayes, target),
+        **runtime(records, courses, goals, target),
         "still_moving": None if fresh else still_moving(records, courses, target),
         "learning_order": order,
         "findings": mean_diagnostics(records, own),
@@ -315,13 +359,15 @@ def _rows_of_place(
         blank = ([None] * count,) * 2
         optimal, optimal_errors = theory_of(metric, problem, bayes, components) if bayes else blank
         expected, errors = theory_of(metric, problem, own, components) if own else blank
-        coefficients = (own.get("finite_size") or {}).get(name) or [None] * count
+        # A prediction for the starts of these runs is one for their size.
+        coefficients = (own.get("finite_size") or {}).get(name) or [0.0 if own.get("of_starts") else None] * count
         for k in range(count):
             by_instance = values_of(usable, name, k)
             values = np.array(list(by_instance.values()))
             known = expected[k] is not None
             verdict = against_theory(values, expected[k], errors[k])
             point = own if known else bayes or {}
+            least = optimal[k] if best is None or name != "mse" else float(best.value[k])
             rows.append(
                 {
                     **place,
@@ -338,7 +384,10 @@ def _rows_of_place(
                     "no_theory": None if known else reason or None,
                     "bayes": optimal[k],
                     "bayes_error": optimal_errors[k],
-                    "ratio_to_bayes": ratio_to_bayes(values, optimal[k], target)
+                    "optimum": least,
+                    "optimum_error": optimal_errors[k] if best is None or name != "mse" else float(best.error[k]),
+                    "optimum_source": LIMIT if best is None or name != "mse" else best.source,
+                    "ratio_to_bayes": ratio_to_bayes(values, optimal[k], target, least)
                     if metric.direction == "lower"
                     else None,
                     "blank": sorted({r["blank"][name] for r in records if name in r.get("blank", {})}),
@@ -348,4 +397,70 @@ def _rows_of_place(
                     "half_overlap": layers[k] if layers and metric.per_component else None,
                 }
             )
+    if own:  # once for a place
+        rows[0] |= {
+            "also_predicted": _also_predicted(usable, records, courses, own, problem, metrics),
+            "teachers": _teachers(usable, problem, own),
+        }
     return rows
+
+
+CHECKPOINTS = (0.125, 0.25, 0.5)
+"""Shares of the steps at which runs are compared with a predicted trajectory, besides their end."""
+
+
+def _also_predicted(
+    usable: Sequence[JsonObject], records: Sequence[JsonObject], courses: Sequence[Any], own: JsonObject, problem: Problem,
+    listed: Sequence[str],
+) -> list[JsonObject]:  # fmt: skip
+    """What is predicted and has no row: metrics of the algorithm's own account, and places on the predicted trajectory."""
+    found, of_size = [], 0.0 if own.get("of_starts") else None
+    for name in metrics_of_accounts(problem.model.name):
+        if name not in listed:
+            expected, errors = theory_of(find_metric(name, problem.model.name), problem, own, problem.components)
+            about = {"metric": name, "at": None, "coefficient": of_size}
+            found += [
+                {**about, "component": k + 1 if len(expected) > 1 else None, "values": values_of(usable, name, k),
+                 "prediction": expected[k], "error": errors[k]}
+                for k in range(len(expected)) if expected[k] is not None and values_of(usable, name, k)
+            ]  # fmt: skip
+    course: JsonObject = own.get("trajectory") or {"iteration": []}
+    clock = "samples" if "samples" in course else "iteration"
+    times, middle = np.asarray(course[clock], dtype=float), range(1, len(course[clock]) - 1)
+    runs = {
+        instance_of(record): run
+        for record, run in zip(records, courses)
+        if run is not None and "mse" in run and record["status"] != Status.DIVERGED.value
+    }
+    for share in CHECKPOINTS:
+        i = int(np.argmin(np.abs(times - share * times[-1]))) if middle and runs else 0
+        if i not in middle:
+            continue
+        middles, spreads = (
+            np.ravel(course.get(key, np.zeros((len(times), problem.components)))[i]) for key in ("mse", "mse_error")
+        )
+        for k in range(problem.components):
+            values = {name: _at(run, clock, times[i], k) for name, run in runs.items()}
+            known = {name: value for name, value in values.items() if math.isfinite(value)}
+            component = k + 1 if problem.components > 1 else None
+            found.append({"metric": "mse", "component": component, "at": share, "values": known, "coefficient": of_size,
+                          "prediction": float(middles[k]), "error": float(spreads[k])})  # fmt: skip
+    return found
+
+
+def _at(run: JsonObject, clock: str, time: float, component: int) -> float:
+    """The error of a run at a time on its clock; NaN after its end."""
+    ticks = np.where(run["iteration"] == 0, 0.0, run[clock])  # before the first step nothing has been counted
+    return float(np.interp(time, ticks, np.asarray(run["mse"], dtype=float)[:, component], right=np.nan))
+
+
+def _teachers(records: Sequence[JsonObject], problem: Problem, own: JsonObject) -> JsonObject:
+    """How much longer than on average the teacher of every instance is, squared and relative, component by component.
+
+    A prediction for the starts of these very runs has their teachers in it: only differences between them count then.
+    """
+    second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
+    known = {instance_of(record): np.diagonal(np.asarray(record["start"]["truth"])) / second - 1
+             for record in records if (record.get("start") or {}).get("truth")}  # fmt: skip
+    middle = np.mean([*known.values()], axis=0) if known and own.get("of_starts") else 0.0
+    return {name: (excess - middle).tolist() for name, excess in known.items()}

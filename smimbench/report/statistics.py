@@ -36,11 +36,17 @@ def values_of(records: Sequence[Record], metric: str, component: int) -> dict[st
     """Finite values of a metric, component from 0, by instance (root seed and replicate), over the records that have one."""
     found = {}
     for i, record in enumerate(records):
-        values, cell = record["metrics"].get(metric, ()), record.get("cell") or {}
+        values = record["metrics"].get(metric, ())
         value = values[component] if len(values) > component else None
         if value is not None and math.isfinite(value):
-            found[f"{cell.get('seed', 'elsewhere')}/{cell.get('replicate', i)}"] = float(value)
+            found[instance_of(record, i)] = float(value)
     return found
+
+
+def instance_of(record: Record, number: int = 0) -> str:
+    """Which instance a run was on: its root seed and replicate; its number where nobody knows."""
+    cell = record.get("cell") or {}
+    return f"{cell.get('seed', 'elsewhere')}/{cell.get('replicate', number)}"
 
 
 def mean_of(values: Sequence[float]) -> float | None:
@@ -69,11 +75,11 @@ def against_theory(values: Host, expected: float | None, error: float | None) ->
     return {**found, "theory": expected, "theory_error": error, "difference": difference, "z": z}
 
 
-def ratio_to_bayes(values: Host, bayes: float | None, target: float) -> float | None:
-    """Ratio of the mean to the Bayes-optimal error; blank where theory says 0."""
+def ratio_to_bayes(values: Host, bayes: float | None, target: float, optimum: float | None = None) -> float | None:
+    """Ratio of the mean to the Bayes-optimal error, at this size where that is known; blank where theory says 0."""
     if not len(values) or bayes is None or bayes <= target * ZERO:
         return None
-    return float(values.mean() / bayes)
+    return float(values.mean() / (optimum or bayes))
 
 
 def mean_diagnostics(records: Sequence[Record], theory: Mapping[str, Any]) -> dict[str, list[JsonObject]]:
@@ -181,16 +187,18 @@ def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
 
 
 def runtime(
-    records: Sequence[Record], trajectories: Sequence[Trajectory | None], bayes: Mapping[str, Any] | None, target: float
+    records: Sequence[Record], trajectories: Sequence[Trajectory | None], goals: Sequence[Host] | None, target: float
 ) -> JsonObject:
-    """What the runtime tables show; ``trajectories`` are None for lost runs, ``bayes`` is a point of theory, None if unknown."""
+    """What the runtime tables show; ``trajectories`` are None for lost runs, ``goals`` the optimal errors (P,) on the instance of
+    each run, None if unknown.
+    """
     timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
     near: JsonObject = {}
     for epsilon in EPSILONS:
-        if bayes is None:
+        if goals is None:
             near[f"{epsilon:g}"] = dict.fromkeys(("seconds", "iterations", "fraction"))
             continue
-        hits = [time_near(t, near_goal(bayes["mse"], epsilon, target)) for t in trajectories]
+        hits = [time_near(t, near_goal(goal, epsilon, target)) for t, goal in zip(trajectories, goals)]
         # An attempt that was given up counts in the time to get there.
         times = [hit["seconds"] + (r.get("timing") or {}).get("lost_seconds", 0.0) for hit, r in zip(hits, records)]
         near[f"{epsilon:g}"] = {

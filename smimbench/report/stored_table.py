@@ -77,6 +77,16 @@ class _Finding(_Open):
     theory: Number
 
 
+class _Predicted(_Open):
+    metric: Text
+    component: Annotated[int, Field(ge=1)] | None
+    at: Number
+    coefficient: Number
+    values: dict[str, float]
+    prediction: Number
+    error: Number
+
+
 class _Item(_Open):
     name: Text
 
@@ -123,6 +133,11 @@ class Row(_Open):
     no_theory: Text | None
     bayes: Number
     bayes_error: Number
+    optimum: Number = None
+    optimum_error: Number = None
+    optimum_source: Text = ""
+    also_predicted: list[_Predicted] = Field(default_factory=list)
+    teachers: dict[str, list[float]] = Field(default_factory=dict)
     ratio_to_bayes: Number
     blank: Texts
     branch: Text | None

@@ -12,7 +12,7 @@ from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
 from smimbench.report.columns import SHORT, Column, make_table, marked_z, number, percent, seconds, uncertain
 from smimbench.report.labels import grouped, letter_of, place
-from smimbench.report.verdict import TIE, near_words, own_words, tied_words
+from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,8 +49,8 @@ def differs(row: Mapping[str, Any]) -> bool:
 def _verdict(rows: Rows, *alone: str | Column) -> Columns:
     """What is predicted for each algorithm, and what is optimal; where both are the same, that with its error."""
     if any(map(differs, rows)):
-        return ["predicted", "z", "optimal"]
-    return [Column("optimal", lambda r: uncertain(r["theory"], r["theory_error"])), *alone, "z"]
+        return ["predicted", "z", "optimal", "at this D"]
+    return [Column("optimal", lambda r: uncertain(r["theory"], r["theory_error"])), *alone, "z", "at this D"]
 
 
 def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[RenderableType]:
@@ -85,7 +85,7 @@ CONTENDER: Columns = [
     "algorithm",
     "error / optimal",
     "at 0",
-    Column("as predicted", own_words, words=True),
+    Column("as predicted", prediction_cell, words=True),
     Column("time to 5%", lambda c: seconds(c["near_seconds"]) or near_words(c), key="near_seconds"),
     Column("runs at 5%", lambda c: percent(c["near_fraction"]), key="near_fraction"),
     "per run",

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _ROW = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
-    "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "ratio_to_bayes", "seconds",
-    "iterations", "per_iteration", "status_counts",
+    "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "optimum", "ratio_to_bayes",
+    "seconds", "iterations", "per_iteration", "status_counts",
 ]  # fmt: skip
 _LIMIT = [
     "problem", "algorithm", "backend", "alpha", "metric", "component", "n", "value", "error", "theory", "theory_error",

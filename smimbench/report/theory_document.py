@@ -185,7 +185,7 @@ def add_own_theory(
         cache.watch = lambda progress: None  # its own stages are over
         problem, fresh = problems[label], draws_fresh(cell.algorithm)
         ratio = planned_ratio(problem, cell) if fresh else cell.alpha
-        found = own_point(cache, problem, cell, ratio, trajectory=True)
+        found = own_point(cache, problem, cell, ratio)
         entry: JsonObject = {
             "algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension,
             "dimension_letter": letter(problem.model), "component_word": component_word(problem), "fresh": fresh,

@@ -11,27 +11,26 @@ import numpy as np
 
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
-from smimbench.report.columns import FEW, number, ratio_words, seconds
+from smimbench.report.columns import number, ratio_words, seconds
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place, summed_statuses
-from smimbench.report.statistics import ZERO, change_between, half_interval, mean_of
+from smimbench.report.prediction import agreement, asked, is_below_optimum
+from smimbench.report.statistics import ZERO, change_between, mean_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-OWN = {
+PREDICTED = {
     "yes": "matches its prediction",
     "no": "does not match its prediction",
-    "unclear": "too few runs to compare with its prediction",
+    "finite size": "finite size may hide how far it is from its prediction",
+    "too few runs": "too few runs to compare with its prediction",
     None: "no prediction",
 }
 """Whether an algorithm matches its prediction, in words."""
 
-NEAR = 0.05
-"""Relative difference from a prediction that finite size may explain. Doubled, more runs agree."""
-
-VAGUE = 0.2
-"""Relative width of the interval of runs to a side above which they cannot say yes. Doubled, more runs say yes."""
+BELOW = "below the optimum: samples, teacher or code?"
+"""What is said of an algorithm that is better than possible."""
 
 TIE = 0.95
 """Level of the intervals of paired differences: within it two algorithms are not told apart. Nearer to 1, more are tied."""
@@ -50,13 +49,13 @@ def verdicts(rows: Sequence[JsonObject]) -> list[JsonObject]:
         from the first one: 0 is within the interval of the difference of logarithms, paired by instance.
 
         Each of the contenders has ``algorithm``; ``ratio_to_bayes``, the geometric mean over the sample ratios whose
-        Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, with its standard error
-        ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``own_theory``, ``"yes"``, ``"no"``,
-        ``"unclear"`` (too few runs, or too far apart, at some sample ratio) or None (it has none), with ``own_difference``, the
-        relative distance that is largest; ``points`` and ``missing``, sample ratios with and without an estimate;
-        ``near_seconds``, the median time to within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations``
-        per run; ``status_counts``; ``moving``, runs whose error still moved at their last step; ``unsolved``, sample ratios
-        with an estimate whose Bayes-optimal error is not known, only if there are any.
+        Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, at this size where that is
+        known, with its standard error ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``prediction`` and
+        what else ``smimbench.report.prediction.agreement`` says; ``below_optimum``, whether its error is smaller than possible;
+        ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to within 5% of
+        the optimum (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``; ``moving``, runs
+        whose error still moved at their last step; ``unsolved``, sample ratios with an estimate whose Bayes-optimal error is not
+        known, only if there are any.
     """
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
@@ -66,15 +65,17 @@ def _verdict(problem: str, rows: Rows) -> JsonObject:
     metric = next((name for name in names if find_metric(name).direction == "lower"), None)
     largest = max(row["dimension"] for row in rows)
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
-    asked = {_asked(row) for row in own}
-    groups = grouped(own, names_with_backend(own))
+    ratios = {asked(row) for row in own}
+    name = names_with_backend(own)
+    groups, whole = grouped(own, name), grouped(rows, name)
     logs = {
-        label: _log_ratios({(_asked(row), key[-1]): pair for row, key, pair in _by_instance(members)}, own)
+        label: _log_ratios({(asked(row), key[-1]): pair for row, key, pair in _by_instance(members)}, own)
         for label, members in groups.items()
     }
-    contenders = [{"algorithm": label, **_contender(members)} for label, members in groups.items()]
+    contenders = [{"algorithm": label, **_contender(members), **agreement(whole[label], metric),
+                   "below_optimum": is_below_optimum(whole[label], metric)} for label, members in groups.items()]  # fmt: skip
     for one in contenders:  # a sample ratio that others were run at and this one was not is no estimate, either
-        one["missing"] += len(asked - {_asked(row) for row in groups[one["algorithm"]]})
+        one["missing"] += len(ratios - {asked(row) for row in groups[one["algorithm"]]})
     contenders.sort(key=_rank)
     best = contenders[0] if contenders else {}
     tied = [
@@ -88,18 +89,12 @@ def _verdict(problem: str, rows: Rows) -> JsonObject:
             "dimension_letter": letter_of(rows), "tied": tied}  # fmt: skip
 
 
-def _asked(row: Mapping[str, Any]) -> float:
-    """The sample ratio that the suite asked for."""
-    found: float = row.get("nominal_alpha", row["alpha"])
-    return found
-
-
 def _by_instance(rows: Rows) -> list[tuple[JsonObject, tuple[Any, ...], tuple[float, float]]]:
     """A row, place and instance, and error with the Bayes-optimal one, both summed over components."""
     found = []
     for layers in grouped(rows, place).values():
         if _is_solved(layers):
-            bayes = math.fsum(row["bayes"] for row in layers)
+            bayes = math.fsum(row.get("optimum", row["bayes"]) for row in layers)
             for instance in sorted(set.intersection(*(set(row.get("values", ())) for row in layers))):
                 error = math.fsum(row["values"][instance] for row in layers)
                 found.append((layers[0], (*place(layers[0]), instance), (error, bayes)))
@@ -132,13 +127,17 @@ def _contender(rows: Rows) -> JsonObject:
     target = rows[0].get("target", 0.0)  # one for the suite
     logs, errors, zeros = [], [], []
     for layers in known:
-        mean, bayes = (math.fsum(row[key] for row in layers) for key in ("mean", "bayes"))
+        mean, bayes = (
+            math.fsum(row["mean"] for row in layers),
+            math.fsum(row.get("optimum", row["bayes"]) for row in layers),
+        )
         if bayes <= ZERO * target:
             zeros.append(mean)
         elif mean > 0:
             sems = [math.inf if row["sem"] is None else row["sem"] for row in layers]
             logs.append(math.log(mean / bayes))
-            errors.append(math.hypot(*sems) / bayes / (mean / bayes))
+            sized = [row.get("optimum_error") or 0.0 for row in layers]
+            errors.append(math.hypot(math.hypot(*sems) / mean, math.hypot(*sized) / bayes))
     ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
     near = [layers[0]["time_to_theory"]["0.05"] for layers in points if _is_solved(layers)]
@@ -149,7 +148,6 @@ def _contender(rows: Rows) -> JsonObject:
         "ratio_error": error if math.isfinite(error) else None,
         "where_zero": max(zeros, default=None),
         "zero_reached": max(zeros) <= target if zeros else None,
-        **_against_prediction(rows),
         "points": len(known),
         "missing": len(points) - len(known),
         "near_seconds": None if None in times or not times else float(np.median(times)),
@@ -165,41 +163,17 @@ def _is_solved(layers: Rows) -> bool:
     return all(row["bayes"] is not None for row in layers)
 
 
-def _against_prediction(rows: Rows) -> JsonObject:
-    """Whether the runs match the prediction for their algorithm, and their largest relative difference from it.
-
-    No, where one point is off by more than ``NEAR`` and than the 99% interval of its runs. Yes, only where none is and every
-    point could have been refused: at least ``FEW`` runs, and an interval of at most ``VAGUE``.
-    """
-    predicted = [row for row in rows if row.get("own_theory") is not None]
-    known = [row for row in predicted if row["mean"] is not None]
-    if not known:
-        reason = min((row["no_theory"] for row in rows if row.get("no_theory")), default=None)
-        return {"own_theory": None, "own_difference": None, "no_theory": reason}
-    distances, refused, clear = [], False, len(known) == len(predicted)
-    for row in known:
-        expected, difference = row["own_theory"], row["mean"] - row["own_theory"]
-        if expected:
-            distances.append(difference / abs(expected))
-        target = row.get("target", 0.0)
-        near, vague = (NEAR * abs(expected), VAGUE * abs(expected)) if expected else (target, target)
-        half = half_interval(row["sem"], row["n"], row.get("own_theory_error"))
-        refused |= abs(difference) > max(half, near)
-        clear &= row["n"] >= FEW and half <= vague
-    said = "no" if refused else "yes" if clear else "unclear"
-    return {"own_theory": said, "own_difference": max(distances, key=abs, default=None), "no_theory": None}
-
-
 def _rank(one: Mapping[str, Any]) -> tuple[float, ...]:
-    """Those with an estimate everywhere first, then by the ratio to Bayes, then by the error where theory is 0.
+    """What is possible and has an estimate everywhere first, then by the ratio to Bayes, then by the error where theory is 0.
 
     What was seen only where theory is 0 has no ratio: it comes after those that have one. An online run is there often, at
     the sample ratio of all its fresh samples, which the others never had.
     """
     ratio, zero = one["ratio_to_bayes"], one["where_zero"]
+    first = (one["below_optimum"], one["missing"])
     if ratio is None:
-        return one["missing"], math.inf, math.inf if zero is None else zero
-    return one["missing"], ratio, zero or 0.0
+        return *first, math.inf, math.inf if zero is None else zero
+    return *first, ratio, zero or 0.0
 
 
 # -- in words -------------------------------------------------------------------------------------------------------------
@@ -226,6 +200,8 @@ def verdict_line(verdict: Mapping[str, Any]) -> str:
         parts.append(f"{seconds(best['seconds'])} per run")
     if verdict["tied"]:
         parts.append(f"tied with {tied_words(verdict)}")
+    if cheats := [one["algorithm"] for one in verdict["contenders"] if one["below_optimum"] and one is not best]:
+        parts.append(f"{', '.join(cheats)}: {BELOW}")
     if unsolved:
         parts.append(
             f"without {unsolved} of {best['points'] + unsolved} sample ratios, whose optimal error is not known"
@@ -234,15 +210,32 @@ def verdict_line(verdict: Mapping[str, Any]) -> str:
 
 
 def prediction_words(one: Mapping[str, Any]) -> str:
-    """Whether an algorithm matches its prediction; by how much it is off, if it does not."""
-    off = one["own_theory"] == "no" and one["own_difference"] is not None
-    return OWN[one["own_theory"]] + (f" ({one['own_difference']:+.0%})" if off else "")
+    """Whether an algorithm matches its prediction, with the deviation that runs show, or would have shown."""
+    if one["below_optimum"]:
+        return BELOW
+    return PREDICTED[one["prediction"]] + _how_far(one)
 
 
-def own_words(one: Mapping[str, Any]) -> str:
+def prediction_cell(one: Mapping[str, Any]) -> str:
     """The same as an entry of a table."""
-    off = one["own_theory"] == "no" and one["own_difference"] is not None
-    return f"no, {one['own_difference']:+.0%}" if off else one["own_theory"] or "none"
+    if one["below_optimum"]:
+        return BELOW
+    said = {None: "none", "finite size": "finite size?"}.get(one["prediction"], one["prediction"])
+    return f"{said}{_how_far(one)}"
+
+
+def _share(value: float) -> str:
+    """A deviation to two digits."""
+    return f"{value:+.0%}" if abs(value) >= 0.095 else f"{value:+.1%}"
+
+
+def _how_far(one: Mapping[str, Any]) -> str:
+    if one["prediction"] == "yes":
+        return f" (would have seen {_share(one['would_have_seen'])[1:]})"
+    if one["prediction"] != "no":
+        return ""
+    what = "" if one["deviation_of"] == "mse" else f"{find_metric(one['deviation_of']).label} "
+    return f" ({what}{_share(one['deviation'])}, z {one['deviation_z']:.3g})"
 
 
 def tied_words(verdict: Mapping[str, Any]) -> str:
@@ -265,7 +258,7 @@ def errors(rows: Sequence[JsonObject]) -> dict[str, dict[tuple[Any, ...], tuple[
     Without algorithms that draw samples of their own, and stand at a sample ratio well above the one that was asked for: they
     saw other data, and more of it, than the instance has.
     """
-    own = [row for row in rows if row["metric"] == "mse" and row["alpha"] <= 1.5 * _asked(row)]
+    own = [row for row in rows if row["metric"] == "mse" and row["alpha"] <= 1.5 * asked(row)]
     found: dict[str, dict[tuple[Any, ...], tuple[float, float]]] = {}
     name = names_with_backend(own)
     for row, (problem, _, _, *where), pair in _by_instance(own):

@@ -24,6 +24,7 @@ from smimbench.files import canonical_json, error_line, error_place, printable
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, seed_sequence
 from smimbench.registry.adapters import refusal
+from smimbench.registry.metrics import metrics_of_accounts
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
 from smimbench.run.loop import LoopSettings, Status, run_algorithm, running
@@ -154,9 +155,11 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
         algorithm.step(problem, data, algorithm.init(problem, data, make_rng(0)))
     result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
     if result.status is not Status.DIVERGED:
-        measured, unmeasured, remarks = instance.measure(cell.run.metrics, result.estimate, result.V)
+        listed = [name.partition("@")[0] for name in cell.run.metrics]
+        names = dict.fromkeys((*listed, *metrics_of_accounts(problem.model.name)))
+        measured, unmeasured, remarks = instance.measure(list(names), result.estimate, result.V)
         result.metrics.update(measured)
-        result.blank |= unmeasured
+        result.blank |= {name: why for name, why in unmeasured.items() if name in listed}
         result.warnings += remarks
     if instance.checksum() != checksum:
         raise RuntimeError("wrote into the data that all algorithms share, so what it found counts for nothing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 from rich.console import Console
 
 
@@ -16,7 +17,16 @@ def row(**more):
         "per_iteration": 0.002, "peak_memory": 2**26, "trusted": True, "machines": ["here"],
         "time_to_theory": {"0.05": {"seconds": 0.25, "iterations": 3.0, "fraction": 1.0}},
     }  # fmt: skip
-    return {**found, **more}
+    return {**found, "bayes_error": 0.0, **more}
+
+
+def values_of(mean, sem, n):
+    """Values of n runs with this mean and standard error."""
+    if mean is None or not n:
+        return {}
+    steps = np.linspace(-1.0, 1.0, n) if n > 1 else np.zeros(1)
+    scale = 0.0 if n < 2 else (sem or 0.0) * np.sqrt(n) / steps.std(ddof=1)
+    return {f"0/{k}": float(mean + scale * step) for k, step in enumerate(steps)}
 
 
 def on_screen(print_to, width=80) -> str:

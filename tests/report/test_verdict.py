@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
 from smimbench.report.tables import contender_tables, runtime_tables
 from smimbench.report.verdict import near_words, verdict_line, verdicts
-from tests.report.rows import printed, row
+from tests.report.rows import printed, row, values_of
 
 
 def at(alpha, mean, bayes, *, algorithm="gamp", own=None, sem=0.01, **more):
     ratio = mean / bayes if bayes and mean is not None else None
+    more = {"values": values_of(mean, sem, more.get("n", 4)), **more}
     return row(algorithm=algorithm, alpha=alpha, mean=mean, bayes=bayes, sem=sem, own_theory=own, own_theory_error=0.0,
                ratio_to_bayes=ratio, target=1e-3, no_theory=None if own is not None else "it brings none", **more)  # fmt: skip
 
@@ -27,70 +29,38 @@ def test_the_ratio_is_a_geometric_mean_with_its_error():
 
 def test_the_ratio_orders_and_not_the_distance_to_its_own_theory():
     """Descent that does exactly what its theory says is still further from the limit."""
-    rows = [at(0.1, 0.9, 0.4, algorithm="adam", own=0.9), at(0.1, 0.44, 0.4, own=0.4)]
+    large = {"dimension": 1000, "sem": 0.001, "n": 16}
+    rows = [at(0.1, 0.9, 0.4, algorithm="adam", own=0.9, **large), at(0.1, 0.4, 0.4, own=0.4, **large)]
     (found,) = verdicts(rows)
     assert [one["algorithm"] for one in found["contenders"]] == ["gamp", "adam"]
-    assert [one["own_theory"] for one in found["contenders"]] == ["yes", "yes"]
-    assert (
-        verdict_line(found) == "p: gamp is best, 1.10±0.02 times the optimal error, matches its prediction, 1 s per run"
+    assert [one["prediction"] for one in found["contenders"]] == ["yes", "yes"]
+    assert verdict_line(found) == (
+        "p: gamp is best, 1.000±0.003 times the optimal error, matches its prediction (would have seen 3.3%), 1 s per run"
     )
 
 
 def test_what_is_off_its_theory_says_by_how_much():
-    (found,) = verdicts([at(0.1, 0.8, 0.4, own=0.4)])
-    assert (
-        verdict_line(found)
-        == "p: gamp, 2.00±0.02 times the optimal error, does not match its prediction (+100%), 1 s per run"
+    (found,) = verdicts([at(0.1, 0.8, 0.4, own=0.4, n=16, dimension=1000)])
+    assert re.fullmatch(
+        r"p: gamp, 2.00±0.02 times the optimal error, does not match its prediction \(\+100%, z [\d.]+\), 1 s per run",
+        verdict_line(found),
     )
     (found,) = verdicts([at(0.1, 0.8, 0.4)])
     assert "no prediction" in verdict_line(found)
 
 
-def said(*rows):
-    return verdicts(list(rows))[0]["contenders"][0]["own_theory"]
-
-
-@pytest.mark.parametrize("off", [0.0, 0.04, 0.34, -0.34, 3.0])
-@pytest.mark.parametrize("z", [0.5, 25.9])
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_fewer_than_four_runs_never_match_their_prediction(n, z, off):
-    """However near, and however large z: two runs that agree by chance give any z."""
-    few = at(0.1, 0.4 * (1 + off), 0.4, own=0.4, n=n, sem=None if n == 1 else 0.4 * abs(off or 0.01) / z)
-    assert said(few) in (("unclear",) if n == 1 or z < 1 else ("unclear", "no"))
-    assert said(few, at(0.2, 0.4, 0.4, own=0.4, n=64, sem=1e-3)) != "yes"  # a good point elsewhere does not decide
-
-
-def test_few_runs_have_wide_intervals():
-    """20% off by 8 standard errors of two runs is no contradiction, and no agreement: Student's t is that wide."""
-    few, some, many = ({"n": n, "sem": 0.01, "own": 0.4} for n in (2, 5, 64))
-    assert said(at(0.1, 0.48, 0.4, **few)) == "unclear"
-    assert said(at(0.1, 0.44, 0.4, **some)) == "yes"
-    assert said(at(0.1, 0.48, 0.4, **many)) == "no"
-    # One point within 5% does not decide for all.
-    assert said(at(0.1, 0.48, 0.4, **few), at(0.2, 0.41, 0.4, **few)) == "unclear"
-    assert said(at(0.1, 0.48, 0.4, **many), at(0.2, 0.41, 0.4, **few)) == "no"
-
-
-@pytest.mark.parametrize("n", [4, 16])
-def test_an_interval_that_could_not_refuse_grants_nothing(n):
-    assert said(at(0.1, 0.4, 0.4, own=0.4, n=n, sem=0.1)) == "unclear"
-    assert said(at(0.1, 0.4, 0.4, own=0.4, n=n, sem=0.01)) == "yes"
-    assert said(at(0.1, 0.41, 0.4, own=0.4, n=n, sem=0.01), at(0.2, 0.41, 0.4, own=0.4, n=n, sem=0.2)) == "unclear"
-    assert said(at(0.1, 1e-5, 0.0, own=0.0, n=n, sem=1e-5)) == "yes"
-    assert said(at(0.1, 5e-4, 0.0, own=0.0, n=n, sem=5e-3)) == "unclear"
-
-
-def test_a_point_without_an_estimate_grants_nothing():
-    lost = at(0.2, None, 0.4, own=0.4, n=0, sem=None)
-    assert said(at(0.1, 0.4, 0.4, own=0.4, n=16), lost) == "unclear"
-
-
-def test_one_run_is_not_said_to_miss_its_theory():
-    """It has no standard error: that it is 34% off may be chance, and so may that it is near."""
-    (found,) = verdicts([at(0.1, 0.536, 0.4, n=1, sem=None, own=0.4)])
-    assert found["contenders"][0]["own_theory"] == "unclear"
-    assert "too few runs to compare with its prediction" in verdict_line(found)
-    assert said(at(0.1, 0.41, 0.4, n=1, sem=None, own=0.4)) == "unclear"
+@pytest.mark.parametrize(("below", "mean", "n", "dimension"), [
+    (True, 0.2, 8, 1000), (False, 0.39, 8, 1000), (False, 0.2, 1, 1000), (False, 0.35, 8, 50), (True, 1e-6, 4, 100),
+])  # fmt: skip
+def test_what_is_better_than_possible_is_no_winner(below, mean, n, dimension):
+    """An error of half the optimum has seen the teacher, or more samples than it says."""
+    cheat = at(0.1, mean, 0.4, algorithm="cheat", sem=0.005 * mean if n > 1 else None, n=n, dimension=dimension)
+    (found,) = verdicts([cheat, at(0.1, 0.41, 0.4, dimension=dimension)])
+    assert [one["algorithm"] for one in found["contenders"]] == (["gamp", "cheat"] if below else ["cheat", "gamp"])
+    assert verdict_line(found).endswith("cheat: below the optimum: samples, teacher or code?") is below
+    assert ("below the" in printed(contender_tables([found]))) is below
+    (alone,) = verdicts([cheat])
+    assert ("below the optimum" in verdict_line(alone)) is below
 
 
 def test_who_has_no_estimate_somewhere_comes_last():
@@ -185,7 +155,7 @@ def test_what_runs_do_not_tell_apart_is_tied():
     single = at(0.1, 0.9, 0.4, sem=None, algorithm="ridge", values={"0/0": 0.9})
     (found,) = verdicts([one, single])
     assert found["tied"] == ["ridge"]  # of one run nobody knows
-    (found,) = verdicts([at(0.1, 0.5, 0.4), *(at(0.1, 0.501, 0.4, algorithm=name) for name in ("a", "b", "c"))])
+    (found,) = verdicts([at(0.1, 0.5, 0.4), *(at(0.1, 0.501, 0.4, algorithm=name, values={}) for name in "abc")])
     assert verdict_line(found).endswith(", tied with a and 2 more")
     assert "tied with the first" in printed(contender_tables([found]))
     assert max(map(len, printed(contender_tables([found])).splitlines())) <= 80

@@ -65,6 +65,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         method = f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
         method += f"; {lost:.1%} of them diverge and are left out" if lost else ""
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
+    point.more["of_starts"] = bool(conditions.starts)
     found = _online_trajectory(problem, path, batch)
     if closed:
         # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.

@@ -1,0 +1,270 @@
+r"""Whether runs agree with theory: deviations with their standard errors, allowances for finite size, a test of stated power.
+
+The deviation of a mean over runs from its prediction is measured at every size D and continued to infinite D, where the
+prediction holds. Numbers of several sample ratios, metrics and components are tested together: each has the share ``LEVEL / N``
+of the false alarms, N being their number, and so has the mean over the sample ratios of every metric.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench.numerics.size_laws import pooled_errors
+from smimbench.numerics.statistics import normal_score
+from smimbench.registry.metrics import find_metric
+from smimbench.report.labels import grouped, place
+from smimbench.report.statistics import ZERO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smimbench.files import JsonObject
+
+LEVEL = 0.01
+"""Probability that an algorithm that does just what its theory says is told no. Halved, deviations have to be 5% larger."""
+
+IMPOSSIBLE = 0.001
+"""Probability that an algorithm that reaches the optimum is said to be below it."""
+
+POWER = 0.95
+"""Probability with which a deviation of the size that is printed is seen. At 0.99 that size is 12% larger."""
+
+VAGUE = 0.5
+"""Deviation that has to be seen if runs are to say yes. Halved, four times as many runs are needed."""
+
+FINITE = 20.0
+"""Allowance for a correction of finite size whose coefficient is not known, times D: corrections of GAMP are between -5 / D and
+20 / D, the largest near perfect recovery. Doubled, runs at a single size say less."""
+
+SECOND = 100.0
+"""The same for the term in 1/D^2."""
+
+SCATTER = 30.0
+"""Relative variance of single runs times D from which on finite size may explain any deviation: 1 to 10 away from thresholds, 20
+to 1e5 near them. Doubled, twice as many verdicts near thresholds are wrong."""
+
+RESOLUTION = 1e-3
+"""Deviation below which nothing is refused: runs stop at a tolerance. Halved: the same, at the default tolerance."""
+
+
+class Deviation(NamedTuple):
+    """A relative deviation from theory as D grows: its standard error, which rests on ``dof`` degrees of freedom, and what
+    corrections of finite size may add to it.
+    """
+
+    value: float
+    error: float
+    dof: float
+    finite: float
+
+    def seen(self, level: float) -> float:
+        """The smallest deviation that a test at this level sees with the probability ``POWER``."""
+        return self.finite + (quantile(1 - level / 2, self.dof) + quantile(POWER, self.dof)) * self.error
+
+    def score(self, allowed: float = 0.0) -> float:
+        """What is beyond an allowance, in standard errors: the normal score of the same probability."""
+        rest = max(abs(self.value) - allowed, 0.0)
+        return math.copysign(normal_score(rest / self.error, self.dof), self.value)
+
+
+class Point(NamedTuple):
+    """Runs at one size: values, the relative excess of the squared lengths of their teachers (NaN: not known), the
+    prediction and its error.
+    """
+
+    dimension: int
+    values: Sequence[float]
+    lengths: Sequence[float]
+    prediction: float
+    error: float
+
+
+def quantile(share: float, dof: float) -> float:
+    """Of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(min(dof, 1e9), share))
+
+
+def deviation(points: Sequence[Point], scale: float, coefficient: float | None = None) -> Deviation | None:
+    r"""Deviation of runs from their prediction, in units of ``scale``; None where the runs have no standard error.
+
+    The mean at size D is ``prediction + deviation + b / D``. Without a known coefficient, b is taken for a normal variable around
+    0 whose standard deviation is a third of ``FINITE``: sizes that tell it apart from the deviation extrapolate to infinite D,
+    others leave a share of it, for which ``FINITE`` is allowed. For corrections of second order ``b^2 / D^2`` is, and near
+    thresholds, where single runs scatter far more than by ``1 / sqrt(D)``, what that scatter says.
+    """
+    points = [point for point in points if len(point.values) > 1]
+    if not points:
+        return None
+    inverse = 1 / np.array([point.dimension for point in points], dtype=float)
+    rests = _less_teachers(points)
+    means = np.array([rest.mean() for rest in rests]) / scale
+    spreads = [rest.std(ddof=1) / scale for rest in rests]
+    errors, dof = pooled_errors(1 / inverse, spreads, [len(rest) for rest in rests])
+    errors = np.hypot(np.maximum(errors, 1e-6), max(point.error for point in points) / scale)
+    means = means - (coefficient or 0.0) / scale * inverse
+    loose = FINITE if coefficient is None else 0.0
+    laws = np.stack([loose / 3 * inverse, SECOND / 3 * inverse**2])
+    solved = np.linalg.inv(np.diag(errors**2) + laws.T @ laws)
+    weights = solved.sum(axis=0) / solved.sum()
+    value = float(weights @ means)
+    b = (coefficient or 0.0) / scale + (loose / 3) ** 2 * float(inverse @ solved @ (means - value))
+    finite = loose * abs(float(weights @ inverse)) + (SECOND + b**2) * abs(float(weights @ inverse**2)) + RESOLUTION
+    finite += (spreads[int(np.argmin(inverse))] ** 2 / inverse.min() / SCATTER) ** 3
+    return Deviation(value, float(np.linalg.norm(weights * errors)), dof, finite)
+
+
+def _less_teachers(points: Sequence[Point]) -> list[Any]:
+    """Differences from the prediction, less their regression on the length of the teacher, whose mean is known.
+
+    A signal that is longer by chance has a larger error. One slope for all sizes.
+    """
+    rests = [np.asarray(point.values) - point.prediction for point in points]
+    lengths = [np.asarray(point.lengths, dtype=float) for point in points]
+    centred = np.concatenate([x - x.mean() for x in lengths])
+    # NaN fails, too: then some length is not known.
+    if len(centred) < 3 * len(rests) + 2 or not centred @ centred > 0:
+        return rests
+    slope = centred @ np.concatenate([rest - rest.mean() for rest in rests]) / (centred @ centred)
+    return [rest - slope * x for x, rest in zip(lengths, rests)]
+
+
+# -- all numbers of an algorithm -----------------------------------------------------------------------------------------
+
+
+class Number(NamedTuple):
+    """What is predicted: a metric of a component at a sample ratio; ``at``: on the way, after that share of the steps."""
+
+    alpha: float
+    metric: str
+    component: int | None
+    at: float | None
+
+
+def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
+    """Whether the runs of an algorithm match its prediction.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        All rows of the algorithm on a problem, of every dimension.
+    metric : str or None
+        The error that ``would_have_seen`` is about.
+
+    Returns
+    -------
+    dict
+        ``prediction``: ``"no"`` where a number is further from its prediction than chance and finite size allow, ``"finite
+        size"`` where only finite size may explain it, or would hide it; ``"too few runs"`` where a deviation of ``VAGUE`` could
+        not be seen; else ``"yes"``; None: it has no prediction. ``would_have_seen``: the smallest deviation of the error at any
+        sample ratio that would have been seen. ``deviation``, ``deviation_z``, ``deviation_of``: the number that deviates most,
+        relative to the prediction, in standard errors, and which it is. ``no_theory``: why there is no prediction.
+    """
+    predicted, lost = _predicted(rows)
+    found = {number: deviation(*one) for number, one in predicted.items()}
+    reason = min((row["no_theory"] for row in rows if row.get("no_theory")), default=None)
+    empty = dict.fromkeys(("would_have_seen", "deviation", "deviation_z", "deviation_of"))
+    if not predicted:
+        return {"prediction": None, **empty, "no_theory": reason}
+    known = {number: one for number, one in found.items() if one is not None}
+    if not known:
+        return {"prediction": "too few runs", **empty, "no_theory": None}
+    lost |= any(one is None for number, one in found.items() if number.metric == metric)
+    whole = known | _pooled(known)
+    level = LEVEL / len(whole)
+    refused = {number: one for number, one in whole.items() if abs(one.score(one.finite)) > _normal(level)}
+    of_error = [one for number, one in known.items() if (number.metric, number.at) == (metric, None)] or [
+        *known.values()
+    ]
+    seen, chance = (
+        max(values) for values in zip(*((one.seen(level), one.seen(level) - one.finite) for one in of_error))
+    )
+    worst, most = max(
+        (refused or whole).items(), key=lambda pair: (pair[0].metric == metric and bool(refused), abs(pair[1].score()))
+    )
+    if refused:
+        said = "no"
+    elif abs(most.score(RESOLUTION)) > _normal(level):
+        said = "finite size"
+    elif lost or chance > VAGUE:
+        said = "too few runs"
+    else:
+        said = "yes" if seen <= VAGUE else "finite size"
+    about = {"deviation": most.value, "deviation_z": most.score(), "deviation_of": worst.metric}
+    return {"prediction": said, "would_have_seen": seen, **about, "no_theory": None}
+
+
+def _normal(level: float) -> float:
+    from scipy.special import ndtri
+
+    return float(-ndtri(level / 2))
+
+
+def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:
+    """Means over the sample ratios, whose runs are independent, of what is known at several."""
+    found = {}
+    for (_, *what), own in grouped(known.items(), lambda pair: (None, *pair[0][1:])).items():
+        values, errors, dofs, finite = (np.array(part) for part in zip(*(one for _, one in own)))
+        weights = errors**-2.0 / np.sum(errors**-2.0)
+        parts = (weights * errors) ** 2
+        if len(own) > 1:  # Welch and Satterthwaite
+            dof = float(np.sum(parts) ** 2 / np.sum(parts**2 / dofs))
+            found[Number(math.nan, *what)] = Deviation(
+                float(weights @ values), float(np.sum(parts) ** 0.5), dof, float(weights @ finite)
+            )
+    return found
+
+
+def _predicted(rows: Sequence[JsonObject]) -> tuple[dict[Number, tuple[list[Point], float, float | None]], bool]:
+    """Points of every number that is predicted, with its unit and coefficient of 1/D; whether runs of one have no estimate."""
+    found: dict[Number, tuple[list[Point], float, float | None]] = {}
+    teachers, lost = {place(row): row["teachers"] for row in rows if "teachers" in row}, False
+    for row in rows:
+        own = {"metric": row["metric"], "values": row.get("values") or {}, "prediction": row.get("own_theory"),
+               "error": row.get("own_theory_error"), "coefficient": row.get("own_coefficient"), "at": None}  # fmt: skip
+        for one in ({**own, "component": row["component"]}, *row.get("also_predicted", ())):
+            expected = one["prediction"]
+            if expected is None:
+                continue
+            lost |= not one["values"] and one["at"] is None
+            component = (one["component"] or 1) - 1
+            lengths = [teachers.get(place(row), {}).get(key, {component: math.nan})[component] for key in one["values"]]
+            unit, known = 1.0, one.get("coefficient")
+            if find_metric(one["metric"]).direction == "lower":
+                # Where theory says 0, errors up to the target count as reached.
+                target = row.get("target") or 0.0
+                zero = abs(expected) <= ZERO * target
+                unit, known = (max(target / RESOLUTION, 1e-300), 0.0) if zero else (abs(expected), known)
+            number = Number(asked(row), one["metric"], one["component"], one["at"])
+            points, *_ = found.setdefault(number, ([], unit, known))
+            points.append(Point(row["dimension"], [*one["values"].values()], lengths, expected, one["error"] or 0.0))
+    return found, lost
+
+
+def asked(row: Mapping[str, Any]) -> float:
+    """The sample ratio that the suite asked for."""
+    found: float = row.get("nominal_alpha", row["alpha"])
+    return found
+
+
+def is_below_optimum(rows: Sequence[JsonObject], metric: str | None) -> bool:
+    """Whether an error is below the Bayes-optimal one by more than chance and finite size allow, which no algorithm can be."""
+    found = []
+    for members in grouped((row for row in rows if row["metric"] == metric), asked).values():
+        points, units = [], []
+        for dimension, layers in grouped(members, lambda row: row["dimension"]).items():
+            if any(row["bayes"] is None for row in layers):
+                continue
+            common = set.intersection(*(set(row.get("values") or ()) for row in layers))
+            values = [math.fsum(row["values"][key] for row in layers) for key in sorted(common)]
+            bayes, error = (math.fsum(row[key] or 0.0 for row in layers) for key in ("bayes", "bayes_error"))
+            points.append(Point(dimension, values, [math.nan] * len(values), bayes, error))
+            units.append(bayes)
+        if units and min(units) > ZERO * (members[0].get("target") or 0.0):
+            found.append(deviation(points, units[-1]))
+    level = 2 * IMPOSSIBLE / max(len(found), 1)
+    return any(one is not None and one.score(one.finite) < -_normal(level) for one in found)

@@ -1,0 +1,57 @@
+"""The optimum at the size that was run: closed form, fitted from runs, limit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
+
+
+def runs_at(size, rng, b=(3.0, -1.0), limit=(0.4, 0.1), seeds=400, coefficient=None):
+    """Runs whose errors have the mean ``limit + b / D`` and a standard deviation of ``limit / sqrt(D)``."""
+    limit, b = np.array(limit), np.array(b)
+    values = limit + b / size + limit / np.sqrt(size) * rng.standard_normal((seeds, 2))
+    return Reference(size, "gamp", limit, {f"0/{k}": value for k, value in enumerate(values)}, coefficient)
+
+
+def test_the_coefficient_of_all_sizes_together():
+    """Mean over 200 draws of the runs: no bias, and errors as large as stated."""
+    rng, scores = np.random.default_rng(0), []
+    for _ in range(200):
+        found = optima([runs_at(size, rng, seeds=30) for size in (100, 200, 400)])
+        assert set(found) == {100, 200, 400}
+        one = found[400]
+        assert one.source == "runs of gamp"
+        scores.append((one.value - np.array([0.4, 0.1]) - np.array([3.0, -1.0]) / 400) / one.error)
+    scores = np.array(scores)
+    assert abs(scores.mean()) < 0.25
+    assert 0.6 < scores.std() < 1.1
+
+
+def test_of_one_size_it_is_the_mean():
+    only = runs_at(80, np.random.default_rng(1))
+    values = np.array([*only.runs.values()])
+    one = optima([only])[80]
+    np.testing.assert_allclose(one.value, values.mean(axis=0))
+    np.testing.assert_allclose(one.error, values.std(axis=0, ddof=1) / 20)
+
+
+def test_the_closed_form_comes_first():
+    one = optima([runs_at(50, np.random.default_rng(2), coefficient=[2.0, 1.0])])[50]
+    assert one.source == "closed form"
+    np.testing.assert_allclose(one.value, [0.44, 0.12])
+
+
+def test_without_runs_it_is_the_limit():
+    assert optima([]) == {}
+    assert optima([Reference(10, "gamp", np.zeros(1), {"0/0": np.zeros(1), "0/1": np.zeros(1)}, None)]) == {}
+    assert optima([Reference(10, "gamp", np.ones(1), {"0/0": np.ones(1)}, None)]) == {}
+    one = limit_of({"mse": 0.3, "mse_error": 1e-6})
+    assert (one.value.tolist(), one.source) == ([0.3], LIMIT)
+
+
+@pytest.mark.parametrize(("instance", "goal"), [("hard", 0.5), ("easy", 0.3), ("unknown", 0.3)])
+def test_an_instance_may_be_harder_than_others(instance, goal):
+    one = Optimum(np.array([0.3]), np.array([0.01]), LIMIT, {"hard": np.array([0.5]), "easy": np.array([0.1])})
+    assert one.goal(instance).tolist() == [goal]

@@ -1,0 +1,136 @@
+"""Whether runs match their prediction: false alarms, power and finite size of the test, by simulated runs of known laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from smimbench.numerics.statistics import normal_score
+from smimbench.report.prediction import FINITE, LEVEL, POWER, Point, agreement, deviation
+from tests.report.rows import row
+
+SIZES = (150, 300, 600)
+
+
+def simulated(rng, *, off=0.0, b=0.0, sizes=SIZES, seeds=16, alphas=3, teachers=0.7, coefficient=None):
+    """Rows of runs whose errors have the mean ``m (1 + off + b / D)`` and a variance of ``2 / D``, a part of it the teachers'."""
+    rows = []
+    for alpha in range(1, alphas + 1):
+        expected = 0.5 / alpha
+        for D in sizes:
+            excess = rng.standard_normal(seeds) * np.sqrt(2 / D)
+            noise = rng.standard_normal(seeds) * np.sqrt(2 / D)
+            relative = 1 + off + b / D + np.sqrt(teachers) * excess + np.sqrt(1 - teachers) * noise
+            names = [f"0/{k}" for k in range(seeds)]
+            rows.append(row(
+                alpha=alpha + 1e-3 / D, nominal_alpha=alpha, dimension=D, n=seeds, own_theory=expected, own_theory_error=1e-9,
+                values=dict(zip(names, (expected * relative).tolist())), target=1e-3,
+                own_coefficient=None if coefficient is None else coefficient * expected,
+                teachers={name: [x] for name, x in zip(names, excess.tolist())},
+            ))  # fmt: skip
+    return rows
+
+
+def answers(count=300, **how):
+    rng = np.random.default_rng(7)
+    return [agreement(simulated(rng, **how), "mse") for _ in range(count)]
+
+
+def share(found, *said):
+    return np.mean([one["prediction"] in said for one in found])
+
+
+@pytest.mark.parametrize("how", [
+    {}, {"seeds": 4}, {"sizes": (600,)}, {"sizes": (300, 600)}, {"b": 8.0}, {"b": -5.0, "seeds": 8},
+    {"b": 8.0, "coefficient": 8.0}, {"alphas": 1}, {"teachers": 0.0}, {"sizes": (40, 80, 160), "b": 15.0},
+], ids=str)  # fmt: skip
+def test_false_alarms_are_as_rare_as_stated(how):
+    found = answers(**how)
+    assert share(found, "no") <= LEVEL + 3 * np.sqrt(LEVEL / len(found))
+    assert share(found, "yes") > 0.9 or how.get("seeds") == 4 or max(how.get("sizes", (1,))) < 200
+
+
+@pytest.mark.parametrize("how", [
+    {"seeds": 64}, {"seeds": 64, "b": 5.0}, {"seeds": 64, "sizes": (300, 600)}, {"seeds": 64, "b": 3.0, "coefficient": 3.0},
+    {"seeds": 64, "alphas": 1}, {"sizes": (4000,), "seeds": 64},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_deviation_of_the_stated_size_is_seen(how, sign):
+    """The deviation that it says it would have seen, put into the runs: at one sample ratio it is seen with its probability."""
+    seen = np.median([one["would_have_seen"] for one in answers(20, **how)])
+    found = answers(100, off=sign * seen, **how)
+    assert share(found, "no") >= POWER - 3 * np.sqrt(POWER * (1 - POWER) / 100)
+    assert all(one["deviation"] == pytest.approx(sign * seen, abs=seen) for one in found if one["prediction"] == "no")
+    assert share(answers(50, off=3 * sign * seen, **how), "no") == 1
+
+
+def test_finite_size_is_no_mistake_and_hides_some():
+    """A correction of 15 / D at one size may be finite size; 10 times that is none."""
+    assert share(answers(50, sizes=(300,), seeds=256, b=15.0, alphas=1), "finite size") > 0.9
+    assert share(answers(50, sizes=(300,), seeds=256, b=150.0, alphas=1), "no") == 1
+    # At D = 30 nothing below 2/3 can be refused: that is no yes.
+    assert share(answers(50, sizes=(30,), seeds=256, alphas=1), "yes", "no") == 0
+    assert share(answers(50, seeds=2), "yes") < 0.1
+
+
+def test_scatter_near_a_threshold_is_finite_size():
+    rng = np.random.default_rng(1)
+    points = [Point(D, rng.choice([0.1, 1.0], 16), [np.nan] * 16, 0.3, 0.0) for D in SIZES]
+    found = deviation(points, 0.3)
+    assert found.finite > 1
+    assert found.score(found.finite) == 0
+
+
+def test_one_run_says_nothing():
+    """It has no standard error."""
+    found = agreement(simulated(np.random.default_rng(0), seeds=1), "mse")
+    assert (found["prediction"], found["deviation"], found["would_have_seen"]) == ("too few runs", None, None)
+
+
+@pytest.mark.parametrize(("lost", "said"), [(False, "yes"), (True, "too few runs")])
+def test_a_point_without_an_estimate_grants_nothing(lost, said):
+    rows = simulated(np.random.default_rng(3), seeds=64)
+    lost = (
+        [row(alpha=9.0, nominal_alpha=9.0, dimension=600, n=0, mean=None, own_theory=0.1, own_theory_error=0.0)]
+        if lost
+        else []
+    )
+    assert agreement([*rows, *lost], "mse")["prediction"] == said
+
+
+@pytest.mark.parametrize(("value", "said"), [(1e-9, "yes"), (5e-4, "yes"), (5e-3, "no")])
+def test_where_theory_says_0_the_target_counts_as_reached(value, said):
+    spread = {f"0/{k}": value * (1 + 0.01 * (k % 5)) for k in range(16)}
+    rows = [row(dimension=D, own_theory=0.0, own_theory_error=0.0, values=spread, n=16, target=1e-3) for D in SIZES]
+    assert agreement(rows, "mse")["prediction"] == said
+
+
+def test_numbers_without_a_row_count():
+    """The Nishimori ratio of every run, and places on the way: what the error at the end hides."""
+    rows = simulated(np.random.default_rng(2), seeds=64)
+    assert agreement(rows, "mse")["prediction"] == "yes"
+    off = {f"0/{k}": 1.05 + 1e-3 * (k % 7) for k in range(64)}
+    for one in rows:
+        one["also_predicted"] = [
+            {"metric": "nishimori", "component": None, "at": None, "values": off, "prediction": 1.0, "error": 0.0}
+        ]
+    found = agreement(rows, "mse")
+    assert (found["prediction"], found["deviation_of"]) == ("no", "nishimori")
+    assert found["deviation"] == pytest.approx(0.053, abs=0.01)
+
+
+def test_a_component_is_compared_with_its_own_teacher():
+    """Rows of two components: lengths of teachers take away what they explain, each of its own component."""
+    rng = np.random.default_rng(5)
+    lengths = {f"0/{k}": rng.standard_normal(2).tolist() for k in range(32)}
+    rows = []
+    for component in (1, 2):
+        values = {name: 0.5 + 0.01 * x[component - 1] for name, x in lengths.items()}
+        rows.append(row(component=component, values=values, own_theory=0.5, own_theory_error=0.0, n=32, target=1e-3,
+                        teachers=lengths, dimension=10_000))  # fmt: skip
+    assert agreement(rows, "mse")["would_have_seen"] == pytest.approx(FINITE / 10_000 + 1e-3, rel=0.05)
+
+
+def test_scores_are_those_of_the_normal_law():
+    found = deviation([Point(1000, [1.0, 1.1, 0.9, 1.05], [np.nan] * 4, 0.5, 0.0)], 0.5)
+    assert found.score() == pytest.approx(normal_score(found.value / found.error, 3))
