@@ -25,6 +25,10 @@ LAWS: tuple[tuple[float, ...], ...] = (FIRST_LAW, (1.0, 2.0), (2.0,), (0.5,), (0
 order D^-1/2, and these with the first order."""
 
 
+SECOND = 100.0
+"""How large, relative to the limit, the coefficient of 1/D^2 may be: those of GAMP are mostly below 100. Doubled, means at sizes
+below 100 say less."""
+
 EXPONENTS = np.geomspace(0.25, 4.0, 1601)
 """Exponents a of ``limit + b / D^a`` among which the best is looked for. With twice as many it is found to a thousandth."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from smimbench.numerics.size_laws import pooled_errors
+from smimbench.numerics.size_laws import SECOND, pooled_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,38 +52,38 @@ def limit_of(point: JsonObject) -> Optimum:
 
 
 def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
-    """The optimum at every size of one problem and sample ratio, with a coefficient fitted to all of them together."""
+    """The optimum at every size of one problem and sample ratio.
+
+    Without a closed form, from a fit of ``b / D + c / D^2`` to all sizes together; c is a normal variable around 0 whose standard
+    deviation is a third of ``SECOND``, relative to the limit.
+    """
     known = [one for one in references if one.coefficient is not None]
     if known:
         found = {}
         for one in known:
             first = np.asarray(one.coefficient, dtype=float) / one.dimension
-            found[one.dimension] = Optimum(one.limit + first, _second(first, one.limit), "closed form", one.runs)
+            second = first**2 / np.where(one.limit > 0, one.limit, 1.0)
+            found[one.dimension] = Optimum(one.limit + first, second, "closed form", one.runs)
         return found
     measured = [one for one in references if len(one.runs) > 1 and (one.limit > 1e-12).all()]
     if not measured:
         return {}
     sizes = np.array([one.dimension for one in measured], dtype=float)
     counts, values = [len(one.runs) for one in measured], [np.array([*one.runs.values()]) for one in measured]
-    coefficients, errors = [], []
+    design, fitted = np.stack([1 / sizes, sizes**-2.0], axis=1), []
     for p in range(len(measured[0].limit)):
-        excess = np.array([value[:, p].mean() - one.limit[p] for value, one in zip(values, measured)])
+        limits = np.array([one.limit[p] for one in measured])
+        excess = np.array([value[:, p].mean() for value in values]) - limits
         scatter = pooled_errors(sizes, [value[:, p].std(ddof=1) for value in values], counts)[0]
-        scatter = np.maximum(scatter, [1e-6 * one.limit[p] for one in measured])
-        weights = (sizes * scatter) ** -2.0
-        b = float(weights @ (excess * sizes) / weights.sum())
-        lack = np.sum(((excess - b / sizes) / scatter) ** 2) / max(len(sizes) - 1, 1)
-        coefficients.append(b)
-        errors.append(weights.sum() ** -0.5 * max(1.0, float(lack) ** 0.5))
-    found = {}
-    for one in measured:
-        first, error = np.array(coefficients) / one.dimension, np.array(errors) / one.dimension
-        rest = _second(first, one.limit) if len(measured) > 1 else 0.0  # at a single size nothing is extrapolated
-        value = np.maximum(one.limit + first, 1e-3 * one.limit)
-        found[one.dimension] = Optimum(value, np.hypot(error, rest), f"runs of {one.algorithm}", one.runs)
+        scaled = design / np.maximum(scatter, 1e-6 * limits)[:, None]
+        precision = scaled.T @ scaled + np.diag([0.0, (SECOND / 3 * limits.max()) ** -2.0])
+        covariance = np.linalg.inv(precision)
+        laws = covariance @ scaled.T @ (excess / np.maximum(scatter, 1e-6 * limits))
+        fitted.append(
+            (np.maximum(limits + design @ laws, 1e-3 * limits), np.einsum("ki,ij,kj->k", design, covariance, design))
+        )
+    found, source = {}, f"runs of {measured[0].algorithm}"
+    for k, one in enumerate(measured):
+        value, variance = (np.array([part[k] for part in parts]) for parts in zip(*fitted))
+        found[one.dimension] = Optimum(value, np.sqrt(variance), source, one.runs)
     return found
-
-
-def _second(first: Host, limit: Host) -> Host:
-    """The order of the correction in 1/D^2."""
-    return np.asarray(first**2 / np.where(limit > 0, limit, 1.0))

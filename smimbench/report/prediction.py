@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.numerics.size_laws import pooled_errors
+from smimbench.numerics.size_laws import SECOND, pooled_errors
 from smimbench.numerics.statistics import normal_score
 from smimbench.registry.metrics import find_metric
 from smimbench.report.labels import grouped, place
@@ -38,9 +38,6 @@ VAGUE = 0.5
 FINITE = 20.0
 """Allowance for a correction of finite size whose coefficient is not known, times D: corrections of GAMP are between -5 / D and
 20 / D, the largest near perfect recovery. Doubled, runs at a single size say less."""
-
-SECOND = 100.0
-"""The same for the term in 1/D^2."""
 
 SCATTER = 30.0
 """Relative variance of single runs times D from which on finite size may explain any deviation: 1 to 10 away from thresholds, 20
