@@ -114,6 +114,8 @@ class AlgorithmPrediction:
         ``no_trajectory`` in the JSON.
     finite_size : dict or None
         By metric the coefficient of 1/D of every component.
+    at_size : bool or None
+        True for a prediction of the runs that ``Conditions`` describes, their dimension and their starts, not of the limit.
     more : dict
         Other entries of the point in the JSON of ``smimbench theory``: what metrics read (``cosine``, ``squared_cosine`` and
         others with their ``..._error``, ``calibration``, ``generalization_error``), and those named as in ``findings``.
@@ -128,6 +130,7 @@ class AlgorithmPrediction:
     between_students: Array | None = None
     trajectory: dict[str, list[Any]] | str | None = None
     finite_size: dict[str, list[float]] | None = None
+    at_size: bool | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -360,7 +360,7 @@ def _rows_of_place(
         optimal, optimal_errors = theory_of(metric, problem, bayes, components) if bayes else blank
         expected, errors = theory_of(metric, problem, own, components) if own else blank
         # A prediction for the starts of these runs is one for their size.
-        coefficients = (own.get("finite_size") or {}).get(name) or [0.0 if own.get("of_starts") else None] * count
+        coefficients = (own.get("finite_size") or {}).get(name) or [0.0 if own.get("at_size") else None] * count
         for k in range(count):
             by_instance = values_of(usable, name, k)
             values = np.array(list(by_instance.values()))
@@ -414,7 +414,7 @@ def _also_predicted(
     listed: Sequence[str],
 ) -> list[JsonObject]:  # fmt: skip
     """What is predicted and has no row: metrics of the algorithm's own account, and places on the predicted trajectory."""
-    found, of_size = [], 0.0 if own.get("of_starts") else None
+    found, of_size = [], 0.0 if own.get("at_size") else None
     for name in metrics_of_accounts(problem.model.name):
         if name not in listed:
             expected, errors = theory_of(find_metric(name, problem.model.name), problem, own, problem.components)
@@ -462,5 +462,5 @@ def _teachers(records: Sequence[JsonObject], problem: Problem, own: JsonObject) 
     second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
     known = {instance_of(record): np.diagonal(np.asarray(record["start"]["truth"])) / second - 1
              for record in records if (record.get("start") or {}).get("truth")}  # fmt: skip
-    middle = np.mean([*known.values()], axis=0) if known and own.get("of_starts") else 0.0
+    middle = np.mean([*known.values()], axis=0) if known and own.get("at_size") else 0.0
     return {name: (excess - middle).tolist() for name, excess in known.items()}

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 
 import smimbench
@@ -56,6 +57,26 @@ def test_rows_have_two_verdicts(results):
     assert rows["adam"]["own_z"] is None
     assert "samples again" in rows["adam"]["no_theory"]
     assert rows["adam"]["theory"] == rows["adam"]["bayes"]
+
+
+def test_what_has_no_row_is_compared_too(results):
+    """Accounts of error of every run, places on a predicted trajectory, and how long the teachers are."""
+    first = {row["algorithm"]: row for row in results[1] if row["metric"] == "mse"}
+    gamp, sgd = first["gamp"]["also_predicted"], first["sgd"]["also_predicted"]
+    assert {one["metric"] for one in gamp if one["at"] is None} == {"nishimori", "calibration"}
+    assert {one["at"] for one in gamp if one["metric"] == "mse"} == {0.125, 0.25, 0.5}
+    assert {one["at"] for one in sgd} == {0.125, 0.25, 0.5}
+    for one in gamp + sgd:
+        assert len(one["values"]) == 6
+        assert np.mean([*one["values"].values()]) == pytest.approx(one["prediction"], rel=0.3)
+    # descent is predicted for its size and its starts, message passing for the limit
+    assert {one["coefficient"] for one in sgd} == {0.0}
+    assert {one["coefficient"] for one in gamp} == {None}
+    assert np.mean([*first["sgd"]["teachers"].values()]) == pytest.approx(0, abs=1e-12)
+    assert 0 < abs(np.mean([*first["gamp"]["teachers"].values()])) < 0.3
+    assert first["gamp"]["optimum_source"] == "closed form"
+    assert first["erm"]["optimum"] == first["gamp"]["optimum"] > first["gamp"]["bayes"]
+    assert (first["sgd"]["optimum"], first["sgd"]["optimum_source"]) == (first["sgd"]["bayes"], "limit")
 
 
 def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(tmp_path, capsys, monkeypatch):

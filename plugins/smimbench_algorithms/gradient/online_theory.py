@@ -65,7 +65,6 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         method = f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
         method += f"; {lost:.1%} of them diverge and are left out" if lost else ""
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
-    point.more["of_starts"] = bool(conditions.starts)
     found = _online_trajectory(problem, path, batch)
     if closed:
         # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.
@@ -81,7 +80,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         with suppress(Diverges, TooLong):  # the limit of large D is shown where it is known
             limit = _online_trajectory(problem, solve(problem, loss, rule, starts, wanted), 1)
             found |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
-    return replace(point, trajectory=found)
+    return replace(point, trajectory=found, at_size=bool(conditions.starts))
 
 
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
