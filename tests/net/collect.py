@@ -7,7 +7,7 @@ Is a change bit-identical? Collect in two trees on one machine and compare; this
     python tests/net/collect.py --compare /tmp/before.json /tmp/after.json
 
 Without ``--slow`` it takes about 30 s of one core and holds runs of every algorithm on both models and the theory that takes
-seconds; with it, eight minutes, the theory of every shipped suite and the figures of ``results/reference``.
+seconds; with it, some minutes, the theory of every shipped suite and the figures of ``results/reference``.
 
 The tests compare with ``reference.json``, to rounding because processors differ. It is written by
 ``python tests/net/collect.py --reference [--slow]`` when a number has to change, and the commit says why. What is collected is
@@ -39,7 +39,6 @@ PACKED = HERE.parents[1] / "results" / "reference"
 
 QUICK = (
     "quickstart",
-    "aim-softmax",
     "aim-hardmax",
     "aim-hardmax-small-width",
     "aim-linear",
@@ -47,7 +46,7 @@ QUICK = (
     "optimizers",
     "published",
 )
-"""Suites whose theory, that of their algorithms included, takes a second or two."""
+"""Suites whose theory and figure take a second or two."""
 
 RUNS = ("extensive", "low-rank", "retries", "figures")
 """Suites in ``suites/`` that are run; ``two-layers`` is slow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,22 @@ def test_keys_of_cells() -> None:
     _assert_same(collect.cell_keys(), REFERENCE["cells"])
 
 
-@pytest.mark.parametrize("name", collect.QUICK)
-def test_theory(name: str, tmp_path: Path) -> None:
-    _assert_same(collect.theory_of(name, tmp_path), REFERENCE["theory"][name])
+@pytest.fixture(scope="session")
+def theory(tmp_path_factory) -> Path:
+    """A folder in which all suites, and all processes of the tests, keep what theory they have solved: many share a problem."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "net"
+
+
+SUITES = [
+    pytest.param(name, marks=[] if name in collect.QUICK else pytest.mark.slow) for name in sorted(REFERENCE["cells"])
+]
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_theory_and_figure(name: str, theory: Path) -> None:
+    _assert_same(collect.theory_of(name, theory), REFERENCE["theory"][name])
+    _assert_same(collect.reference_figure(name, theory), REFERENCE["figures"][name])
 
 
 @pytest.mark.parametrize("name", collect.RUNS)
@@ -38,13 +52,6 @@ def test_names_and_checks() -> None:
     assert collect.check_ids() == REFERENCE["checks"]
     for module, names in collect.public_names().items():
         assert set(REFERENCE["names"][module]) <= set(names), module
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(REFERENCE["cells"]))
-def test_theory_and_figure_of_every_suite(name: str, tmp_path: Path) -> None:
-    _assert_same(collect.theory_of(name, tmp_path), REFERENCE["theory"][name])
-    _assert_same(collect.reference_figure(name, tmp_path), REFERENCE["figures"][name])
 
 
 @pytest.mark.slow
