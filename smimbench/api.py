@@ -141,7 +141,7 @@ def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[Jso
     -------
     list of dict
         One for every problem, algorithm, backend, sample ratio, metric and component: ``value`` with its ``error``, ``theory``,
-        ``z``, the ``law`` of the corrections and how well it fits; see ``smimbench.report.extrapolation``.
+        ``z``, and how well corrections of order 1/D fit; see ``smimbench.report.extrapolation``.
     """
     from smimbench.report.extrapolation import extrapolated_rows
 

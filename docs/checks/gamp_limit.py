@@ -65,8 +65,10 @@ def table(folder):
                     for row in rows
                     if abs(row["nominal_alpha"] / end["alpha"] - 1) < 0.01
                 }
+                if end["refusal"]:
+                    continue
                 ratio = f"{end['value'] / end['theory']:.3f}" if end["theory"] > 1e-6 else ""
-                limit = f"{end['value']:.4f}({end['error']:.4f}), {end['law']}"
+                limit = f"{end['value']:.4f}({end['error']:.4f})"
                 words = [shown.get(size, "") for size in SEEDS] + [
                     limit,
                     f"{end['theory']:.4f}",

@@ -5,7 +5,7 @@ stop it at any time, and start it again to go on. ``--table`` prints what there 
 run.
 
 The mean of a metric at a size is corrected by the size of the teachers, ``|W*|^2`` (for matrices also their trace), whose
-means are known: linear regression over the runs. Means at three sizes are continued by ``limit + b / D``. Theory of online
+means are known: linear regression over the runs. Means at three sizes are continued to infinite size. Theory of online
 descent is that of the dimension and the starts of its runs, teachers included, so there the difference from theory is continued,
 and only the part of its variance is taken out that the size of the teachers explains.
 """
@@ -241,12 +241,12 @@ def lines(name, row, path):
     for k in range(len(kept["mse"][0][0])):
         shown = []
         for metric in METRICS:
-            fit = extrapolate(sizes, [d[k] for d, _ in kept[metric]], [e[k] for _, e in kept[metric]])
             theory = wanted[metric][0][k]
+            fit = extrapolate(sizes, [theory + d[k] for d, _ in kept[metric]], [e[k] for _, e in kept[metric]])
             error = np.hypot(fit.error, 0 if online else wanted[metric][1][min(k, len(wanted[metric][1]) - 1)])
             shown.append(
-                f"{theory + fit.fit.limit:.4f} ± {error:.4f} ({100 * error / theory:.1f}%) | {theory:.4f} "
-                f"| {fit.fit.limit / error:+.1f}"
+                f"{fit.limit:.4f} ± {error:.4f} ({100 * error / theory:.1f}%) | {theory:.4f} "
+                f"| {(fit.limit - theory) / error:+.1f}"
             )
         layer = f", {k + 1}" if problem.components > 1 else ""
         found.append(f"| {name}{layer} | {row.alpha:g} | {' | '.join(shown)} | {counts} |")

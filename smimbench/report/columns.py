@@ -129,21 +129,6 @@ def _z(row: Mapping[str, Any]) -> float | None:
     return found
 
 
-def law_text(entry: Mapping[str, Any]) -> str:
-    """The law of the corrections with the letter of the model in it."""
-    return str(entry["law"]).replace("D", letter_of([entry]))
-
-
-def exponent_text(exponent: Mapping[str, float]) -> str:
-    """``1.1 (0.8-1.5)``; ``>0.7`` where there is no upper end, blank where every exponent fits as well."""
-    from smimbench.numerics.size_laws import EXPONENTS
-
-    below, above = exponent["low"] <= EXPONENTS[0], exponent["high"] >= EXPONENTS[-1]
-    if below or above:
-        return "" if below and above else f"<{exponent['high']:.1f}" if below else f">{exponent['low']:.1f}"
-    return "{value:.1f} ({low:.1f}-{high:.1f})".format_map(exponent)
-
-
 def _sequences(row: Mapping[str, Any]) -> str:
     most = row["learning_order"]["sequences"][:3]
     return ", ".join(f"{' '.join(map(str, item['layers'])) or 'none'} ({item['runs']})" for item in most)
@@ -258,14 +243,12 @@ COLUMNS: dict[str, list[Column]] = {
                "a run."),
     ],
     "Infinite dimension": [
-        Column("value ± err", lambda e: uncertain(e["value"], e["error"], 0.0), "Limit of the means as D grows, from at least "
-               "three dimensions; the error includes lack of fit.", "value"),
-        Column("law", law_text, "Law of the corrections: 1/D unless its chi-square rejects it.", words=True),
+        Column("value ± err", lambda e: e["refusal"] or uncertain(e["value"], e["error"], 0.0), "Limit of the means as D grows, "
+               "from at least three dimensions, with its standard error, which allows for terms of order 1/D^2. no series in "
+               "1/D: means scatter about it by more than chance (p < 1%).", "value"),
         Column("b ± err", lambda e: uncertain(e["coefficient"], e["coefficient_error"], 0.0), "Fitted coefficient of 1/D."),
         Column("b in theory", lambda e: percent(e.get("own_coefficient"), ".4g"), "Its value in closed form."),
         Column("chi2", lambda e: f"{e['chi2']:.1f}/{e['dof']}", "Chi-square of the fit over its degrees of freedom.", "chi2"),
-        Column("exponent", lambda e: exponent_text(e["exponent"]), "Best single exponent with its interval; "
-               "blank if every exponent fits as well."),
     ],
     "Order of learning": [
         Column("layer 1, component 1, ...", meaning="Median epochs (or iterations) until half of its optimal overlap; `-` where "

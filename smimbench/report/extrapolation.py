@@ -1,4 +1,4 @@
-"""Rows of several dimensions continued to infinite dimension, where theory holds: limit, error, law, distance from theory.
+"""Rows of several dimensions continued to infinite dimension, where theory holds: limit, error, distance from theory.
 
 Theory is a statement about D -> infinity; at finite D a mean differs from it by its finite-size correction. A row at one D says
 how far it is from theory, and the extrapolation whether that is a correction or a mistake.
@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
-from smimbench.numerics.size_laws import extrapolate, law_name, pooled_errors
+from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.numerics.statistics import normal_score
 from smimbench.report.labels import grouped, summed_statuses
 
@@ -37,17 +37,18 @@ def extrapolated_rows(rows: Sequence[JsonObject], target: float = 1e-3) -> list[
     Returns
     -------
     list of dict
-        ``value`` and ``error`` at D = infinity; ``law`` (``"1/D"`` unless rejected), its ``coefficient`` and
-        ``coefficient_error``, next to ``own_coefficient``, that of 1/D in closed form, where the algorithm's theory has it;
-        ``chi2``, ``dof``, ``p_value``; ``first_p_value``, that of 1/D; ``exponent``, the best single
-        one with its interval and the probability that 1 is as good; ``theory``, ``theory_error``, ``difference``, and ``z``,
-        the difference in units of all errors together, as likely as a normal variable of that size; ``points``, what was fitted.
+        ``value`` and its standard ``error`` at D = infinity, with the allowance for second order, and the degrees of freedom
+        ``error_dof`` of Student's t law for it; the ``coefficient`` of 1/D and ``coefficient_error``, next to
+        ``own_coefficient``, that in closed form, where the algorithm's theory has it, and ``second``, that of 1/D^2; ``chi2``,
+        ``dof``, ``p_value``; ``theory``, ``theory_error``, ``difference``, and ``z``, the difference in units of all errors
+        together, as likely as a normal variable of that size; ``points``, what was fitted. Where ``refusal`` says why there is
+        no limit, all of these but the last are None.
         As in rows, ``theory`` is the algorithm's own (``own_theory``) where it has one, otherwise the Bayes-optimal value.
 
     Notes
     -----
     The number of samples is rounded, so that the sample ratio really used depends a little on D. What is fitted are the values at
-    the sample ratio of the largest D: the others are moved there by the difference of theory between the two.
+    the sample ratio of the largest D: the others are moved there by the ratio of theory at the two.
     """
     keys = ("problem", "algorithm", "backend", "nominal_alpha", "metric", "component")
 
@@ -63,38 +64,43 @@ def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObjec
     runs = [row for row in members if row["mean"] is not None]
     if len({row["dimension"] for row in runs}) < FEWEST:
         return None
-    sizes = [row["dimension"] for row in runs]
-    deviations = [math.nan if row["sem"] is None else row["sem"] * math.sqrt(row["n"]) for row in runs]
+    sizes, last = [row["dimension"] for row in runs], runs[-1]
+    factors = [_factor(row, last) for row in runs]
+    values = [row["mean"] * factor for row, factor in zip(runs, factors)]
+    deviations = [
+        math.nan if row["sem"] is None else row["sem"] * math.sqrt(row["n"]) * factor
+        for row, factor in zip(runs, factors)
+    ]
     errors, dof = pooled_errors(sizes, deviations, [row["n"] for row in runs])
-    last = runs[-1]
-    values = [row["mean"] + _moved(row, last) for row in runs]
     used = [i for i, error in enumerate(errors) if math.isfinite(error)]
     if len(used) < FEWEST:
         return None
     floors = [max(float(errors[i]), 1e-9 * abs(values[i]), 1e-9 * target) for i in used]
-    result = extrapolate([sizes[i] for i in used], [values[i] for i in used], floors, dof)
-    fit, theory = result.fit, last["theory"]
-    verdict = _against_theory(fit.limit, result.error, dof, theory, last["theory_error"], target)
+    found = extrapolate([sizes[i] for i in used], [values[i] for i in used], floors, dof)
+    fitted: JsonObject = {
+        "value": found.limit,
+        "error": found.error,
+        "error_dof": found.dof,
+        "coefficient": found.coefficient,
+        "coefficient_error": found.coefficient_error,
+        "second": found.second,
+        **_against_theory(found.limit, found.error, found.dof, last["theory"], last["theory_error"], target),
+    }
+    if found.refusal:
+        fitted = {key: fitted[key] if key.startswith("theory") else None for key in fitted}
     copied = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity", "component_word",
               "dimension_letter", "own_theory", "own_theory_error", "no_theory", "own_coefficient")  # fmt: skip
     return {
         **{key: last.get(key) for key in copied},
-        "own_z": None if last.get("own_theory") is None else verdict["z"],
+        "own_z": None if last.get("own_theory") is None else fitted["z"],
         "alpha": last["nominal_alpha"],
-        "value": fit.limit,
-        "error": result.error,
-        "law": law_name(fit.law),
-        "coefficient": float(fit.coefficients[0]),
-        "coefficient_error": float(fit.coefficient_errors[0]),
-        "chi2": fit.chi2,
-        "dof": fit.dof,
-        "p_value": fit.p_value,
-        "first_p_value": result.first.p_value,
-        "exponent": {name: getattr(result.exponent, name) for name in ("value", "low", "high", "p_value")},
-        **verdict,
+        **fitted,
+        "refusal": found.refusal,
+        "chi2": found.chi2,
+        "dof": found.free,
+        "p_value": found.p_value,
         "n": sum(row["n"] for row in runs),
         "status_counts": summed_statuses(members),
-        "curve": {"exponents": list(fit.law), "coefficients": fit.coefficients.tolist()},
         "points": [
             {"dimension": sizes[i], "n": runs[i]["n"], "mean": runs[i]["mean"], "moved": values[i], "error": error}
             for i, error in zip(used, floors)
@@ -102,11 +108,9 @@ def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObjec
     }
 
 
-def _moved(row: JsonObject, last: JsonObject) -> float:
-    """Difference of the predictions at the sample ratios of two dimensions."""
-    if row["theory"] is None or last["theory"] is None or row["alpha"] == last["alpha"]:
-        return 0.0
-    return float(last["theory"] - row["theory"])
+def _factor(row: JsonObject, last: JsonObject) -> float:
+    """Ratio of the predictions at the sample ratios of two dimensions; 1 where one is not known or 0."""
+    return float(last["theory"] / row["theory"]) if row["theory"] and last["theory"] else 1.0
 
 
 def _against_theory(

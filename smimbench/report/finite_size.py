@@ -8,7 +8,6 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric
 from smimbench.report.charts import Chart, Panel, Series, table
-from smimbench.report.columns import law_text
 from smimbench.report.labels import grouped, letter_of
 from smimbench.report.style import MARKERS, line_name
 
@@ -34,8 +33,9 @@ def size_charts(suite: Suite, entries: Sequence[JsonObject]) -> list[Chart]:
         groups = grouped(members, lambda e: (e["metric"], e["algorithm"], e["backend"], e["component"]))
         d = letter_of(members)
         note = (
-            f"Lines: fitted corrections, 1/{d} unless the panel says otherwise. Diamonds: predicted, or optimal where there is "
-            "no prediction. Bars: standard errors, from the scatter of all sizes together where one power describes it."
+            f"Lines: fitted corrections of order 1/{d} and 1/{d}², none where there is no limit. Diamonds: predicted, or optimal "
+            "where there is no prediction. Bars: standard errors, from the scatter of all sizes together where one power "
+            "describes it."
         )
         caption = (
             f"{suite.title}, {problem}: means over runs against 1/{d}, at the sample ratio of the largest {d}. {note}"
@@ -52,14 +52,12 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
     first, d = entries[0], letter_of(entries)
     # Not the colors of algorithms: light stands for many samples, in grey, too.
     shades = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, len(alphas)))
-    other, series, widest = [], [], 0.0
+    series, widest = [], 0.0
     for entry in sorted(entries, key=lambda e: e["alpha"]):
         k = alphas.index(entry["alpha"])
         color, marker = tuple(shades[k]), MARKERS[k % len(MARKERS)]
         about = {key: entry[key] for key in ("problem", "metric", "algorithm", "backend", "component", "alpha")}
-        points, law, curve = entry["points"], law_text(entry), entry["curve"]
-        if law != f"1/{d}":
-            other.append(f"α = {entry['alpha']:.4g}: {law}")
+        points = entry["points"]
         x = np.array([1 / p["dimension"] for p in points])
         y, error = (np.array([p[key] for p in points], dtype=float) for key in ("moved", "error"))
         widest = max(widest, float(x.max()))
@@ -68,13 +66,14 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
         runs = table({**about, "what": "runs"}, dimension=sizes, n=counts, value=y, error=error)
         marks = {**bars, "fmt": marker, "ms": 4, "ls": "none"}
         series.append(Series(f"α = {entry['alpha']:.4g}", x, y, marks, runs, "marks", error))
-        line = np.linspace(0, x.max(), 100)
-        fitted = entry["value"] + sum(b * line**a for a, b in zip(curve["exponents"], curve["coefficients"]))
-        series.append(Series("", line, fitted, {"color": color, "lw": 1.0, "zorder": 2}))
         end = {**about, "dimension": "inf"}
-        limit = table({**end, "what": f"fit {law}"}, value=[entry["value"]], error=[entry["error"]])
-        value, error = np.array([entry["value"]]), np.array([entry["error"]])
-        series.append(Series("", [0.0], value, {**bars, "fmt": "_"}, limit, "marks", error))
+        if entry["value"] is not None:
+            line = np.linspace(0, x.max(), 100)
+            fitted = entry["value"] + line * (entry["coefficient"] + entry["second"] * line)
+            series.append(Series("", line, fitted, {"color": color, "lw": 1.0, "zorder": 2}))
+            limit = table({**end, "what": "fit"}, value=[entry["value"]], error=[entry["error"]])
+            value, error = np.array([entry["value"]]), np.array([entry["error"]])
+            series.append(Series("", [0.0], value, {**bars, "fmt": "_"}, limit, "marks", error))
         if entry["theory"] is not None:
             known = table({**end, "what": "theory"}, value=[entry["theory"]], error=[entry["theory_error"]])
             diamond = {
@@ -91,6 +90,4 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
     name = first["algorithm"] + ("" if first["backend"] == "numpy" else f"@{first['backend']}")
     head = line_name(name, first["component_word"] or "component", component)
     label = find_metric(first["metric"]).label
-    return Panel(
-        ", ".join([head, *other]), f"1 / {d}", label, series, first["problem"], xlim=(-0.021 * widest, None), ticks=5
-    )
+    return Panel(head, f"1 / {d}", label, series, first["problem"], xlim=(-0.021 * widest, None), ticks=5)

@@ -223,7 +223,7 @@ def diagnostic_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
 # -- infinite dimension ---------------------------------------------------------------------------------------------------
 
 
-LIMIT: Columns = ["law", "b ± err", "b in theory", "chi2", "exponent", "status"]
+LIMIT: Columns = ["b ± err", "b in theory", "chi2", "status"]
 """Columns of a fit over dimensions."""
 
 
@@ -232,7 +232,7 @@ def extrapolated_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
     tables = []
     for (problem, metric), members in _by_problem(entries, "metric").items():
         known = any(entry.get("own_coefficient") is not None for entry in members)
-        fitted = LIMIT if known else ["law", *LIMIT[3:]]
+        fitted = LIMIT if known else LIMIT[2:]
         columns = ["algorithm", "alpha", "component", "value ± err", *_verdict(members), *fitted]
         ordered = sorted(members, key=lambda e: -abs(e["z"] or 0.0))
         title = f"{problem}: {find_metric(metric).label} at infinite {letter_of(members)}"

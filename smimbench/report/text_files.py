@@ -22,17 +22,17 @@ _ROW = [
 ]  # fmt: skip
 _LIMIT = [
     "problem", "algorithm", "backend", "alpha", "metric", "component", "n", "value", "error", "theory", "theory_error",
-    "difference", "z", "own_theory", "own_z", "bayes", "law", "coefficient", "own_coefficient", "chi2", "dof", "p_value",
+    "difference", "z", "own_theory", "own_z", "bayes", "refusal", "coefficient", "own_coefficient", "chi2", "dof", "p_value",
 ]  # fmt: skip
 
 
 def as_csv(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> str:
     """Rows as CSV, all digits; then, at dimension ``inf``, what is extrapolated from them, if anything is.
 
-    The columns ``law``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
+    The columns ``refusal``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
     """
     limits = [{**entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]} for entry in extrapolated]
-    fields = [*_ROW, "law", "chi2", "dof"] if limits else _ROW
+    fields = [*_ROW, "refusal", "chi2", "dof"] if limits else _ROW
     return csv_text(({**row, "status_counts": _counts(row["status_counts"])} for row in (*rows, *limits)), fields)
 
 

@@ -97,7 +97,7 @@ def bayes_optimal(context: CheckContext, problem: Problem, point: dict[str, Any]
             found = extrapolate(list(sizes), [v.mean() for v in values], np.maximum(noise, 1e-12), dof)
             where = f"from D = {', '.join(map(str, sizes))} ({problem.label}, alpha = {alpha:g})"
             total = math.hypot(found.error, error or 0.0)
-            test.add(f"{metric.label} at infinite D, {where}", found.fit.limit, target, total, dof=dof)
+            test.add(f"{metric.label} at infinite D, {where}", found.limit, target, total, dof=found.dof)
 
 
 @once_per_model(

@@ -193,7 +193,7 @@ def test_runs_of_draws_land_on_the_theory_of_their_mean(alpha, students):
     for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
         limit, theory = extrapolate(list(sizes), *np.transpose(found[name])), np.ravel(wanted[key])[0]
         assert limit.error < 0.02 * theory
-        assert abs(limit.fit.limit - theory) < 3 * limit.error
+        assert abs(limit.limit - theory) < 3 * limit.error
 
 
 OF_SPECTRAL = [

@@ -19,7 +19,7 @@ def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
     by_metric = {entry["metric"]: entry for entry in shown["extrapolated"]}
     assert set(by_metric) == {"mse", "overlap"}
     entry = by_metric["mse"]
-    assert (entry["law"], entry["n"], len(entry["points"])) == ("1/D", 12, 3)
+    assert (entry["refusal"], entry["n"], len(entry["points"])) == ("", 12, 3)
     assert abs(entry["z"]) < 4
     again = smimbench.extrapolate(smimbench.show(path, results=tmp_path / "results"))
     assert again == shown["extrapolated"]

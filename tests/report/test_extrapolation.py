@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from smimbench.report.charts import save
-from smimbench.report.columns import exponent_text
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.finite_size import size_charts
 from smimbench.report.tables import error_tables, extrapolated_tables
@@ -47,11 +46,10 @@ def test_a_correction_of_order_1_over_D_leaves_theory():
     entry = only(extrapolated_rows(rows()))
     assert entry["value"] == pytest.approx(0.4)
     assert entry["coefficient"] == pytest.approx(2.0)
-    assert entry["law"] == "1/D"
+    assert entry["refusal"] == ""
     assert abs(entry["z"]) < 1e-3
     assert (entry["n"], entry["status_counts"], entry["alpha"]) == (32, {"ok": 16}, 0.1)
     assert [p["dimension"] for p in entry["points"]] == list(SIZES)
-    assert entry["exponent"]["low"] < 1 < entry["exponent"]["high"]
 
 
 def test_what_is_wrong_in_the_limit_is_seen_though_every_row_is_near_theory():
@@ -73,9 +71,9 @@ def test_sample_ratios_that_are_rounded_differently_are_moved_together():
     for r in moved:
         r["alpha"] = round(0.137 * r["dimension"]) / r["dimension"]
     entry = only(extrapolated_rows(moved))
-    assert entry["value"] == pytest.approx(moved[-1]["theory"])
+    assert entry["value"] == pytest.approx(moved[-1]["theory"], rel=1e-4)
     assert entry["theory"] == moved[-1]["theory"]
-    assert entry["chi2"] < 1e-6
+    assert entry["chi2"] < 1e-3
 
 
 @pytest.mark.parametrize("differs", [{"algorithm": "adam"}, {"metric": "overlap"}, {"component": 2}, {"nominal_alpha": 0.2},
@@ -122,13 +120,23 @@ def test_scores_of_simulated_rows_are_those_of_chance():
             runs = rng.normal(r["mean"], 0.5 / r["dimension"], 4)
             r["mean"], r["sem"] = runs.mean(), runs.std(ddof=1) / 2
         z.append(only(extrapolated_rows(drawn))["z"])
+    assert sum(score is None for score in z) < 6
+    z = [score for score in z if score is not None]
     assert abs(np.mean(z)) < 0.25
     assert 0.7 < np.std(z) < 1.15
     assert max(map(abs, z)) < 4
 
 
-def test_tables_name_law_and_score(snapshot):
-    entries = extrapolated_rows(rows() + rows(limit=0.41, nominal_alpha=0.2) + rows(theory=None, algorithm="adam"))
+def test_tables_have_limits_scores_and_refusals(snapshot):
+    jagged = rows(algorithm="sgd", shift=lambda D: 0.05 * (D in (50, 200)))
+    entries = extrapolated_rows(
+        [
+            *rows(),
+            *rows(limit=0.41, nominal_alpha=0.2),
+            *rows(theory=None, algorithm="adam"),
+            *[{**r, "theory": 0.4} for r in jagged],
+        ]
+    )
     text = printed(extrapolated_tables(entries), 100)
     assert text == snapshot
     assert text.index("0.2 ") < text.index("0.1 ")  # the largest score first
@@ -147,7 +155,7 @@ def test_what_is_drawn_lies_beside_the_figure(tmp_path):
     assert [path.name for path in paths] == [f"finite-size.{kind}" for kind in ("png", "svg", "pdf", "csv")]
     found = drawn_csv(paths[-1])
     assert [float(one["value"]) for one in found if one["what"] == "runs"] == [0.4 + 2.0 / D for D in SIZES]
-    (limit,) = [one for one in found if one["what"] == "fit 1/d"]
+    (limit,) = [one for one in found if one["what"] == "fit"]
     assert (limit["dimension"], float(limit["value"])) == ("inf", pytest.approx(0.4))
     (theory,) = [one for one in found if one["what"] == "theory"]
     assert float(theory["value"]) == 0.4
@@ -161,8 +169,6 @@ def test_a_dimension_is_called_as_its_model_calls_it(tmp_path):
         assert f"1 / {other}<" not in svg
         text = printed([*extrapolated_tables(entries), *error_tables(rows(dimension_letter=letter)[:1])], 100)
         assert f"at infinite {letter}" in text
-        assert f"1/{letter}" in text
-        assert f"1/{other}" not in text
         assert f", {letter} = {SIZES[0]}" in text
 
 
@@ -171,12 +177,5 @@ def test_csv_holds_the_limits_at_infinite_dimension():
     found = list(csv.DictReader(io.StringIO(as_csv(plain, extrapolated_rows(plain)))))
     assert [r["dimension"] for r in found] == [*map(str, SIZES), "inf"]
     assert float(found[-1]["mean"]) == pytest.approx(0.4)
-    assert (found[-1]["law"], found[0]["law"]) == ("1/D", "")
-    assert "law" not in as_csv(plain)
-
-
-def test_an_exponent_is_told_as_far_as_it_is_known():
-    assert exponent_text({"value": 1.0, "low": 0.8, "high": 1.3}) == "1.0 (0.8-1.3)"
-    assert exponent_text({"value": 4.0, "low": 0.7, "high": 4.0}) == ">0.7"
-    assert exponent_text({"value": 0.25, "low": 0.25, "high": 0.9}) == "<0.9"
-    assert exponent_text({"value": 2.0, "low": 0.25, "high": 4.0}) == ""
+    assert (found[-1]["dof"], found[0]["dof"]) == ("2", "")
+    assert "refusal" not in as_csv(plain)

@@ -70,7 +70,7 @@ def test_finite_size_is_no_mistake_and_hides_some():
     assert share(answers(50, sizes=(300,), seeds=256, b=150.0, alphas=1), "no") == 1
     # At D = 30 nothing below 2/3 can be refused: that is no yes.
     assert share(answers(50, sizes=(30,), seeds=256, alphas=1), "yes", "no") == 0
-    assert share(answers(50, seeds=2), "yes") < 0.1
+    assert share(answers(50, sizes=(600,), seeds=2), "yes") < 0.1
 
 
 def test_scatter_near_a_threshold_is_finite_size():
