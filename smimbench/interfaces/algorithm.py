@@ -30,7 +30,8 @@ class Plan(NamedTuple):
     students : int
         Estimates that are learned side by side: every product with the inputs is made so many times.
     draws_fresh : bool
-        Whether it learns from samples of its own (``Data.fresh``): its rows then stand at the sample ratio of all of them.
+        Whether it learns from samples of its own (``Data.fresh``): its rows stand at the sample ratio of all that were handed
+        out, and of the data set it sees the shapes only, no numbers. Without it ``Data.fresh`` raises.
     cost : callable or None
         ``cost(problem, data)``: what one step has to do, as ``problem.pass_cost`` counts it; without it the runtime table says
         nothing of the machine's speed.
@@ -173,8 +174,8 @@ class Info(NamedTuple):
     warning : str or None
         Something the user should know about this run; the engine stores each different one once.
     samples : float or None
-        Samples processed since the start, repeated ones counted each time; recorded in the trajectory, so that
-        learning can be shown over epochs or over a stream.
+        Samples of the data set processed since the start, repeated ones counted each time; recorded in the trajectory, so that
+        learning can be shown over epochs. Fresh samples are counted by the engine.
     integration_error : float, 0-d array or None
         Largest ``Posterior.error`` of this step. It may stay on the device: the engine reads it with the rest and warns.
     damping : float or None
@@ -241,8 +242,9 @@ class Algorithm(Item):
         raise NotImplementedError
 
     def plan(self, data: Data) -> Plan:
-        """``Plan(steps, batch, students, draws_fresh, cost, stopping_rule)``, from the shapes of ``data`` alone. Without it: as
-        many steps as a parameter `steps` says, or until the engine's stopping rule ends it, each on all samples.
+        """``Plan(steps, batch, students, draws_fresh, cost, stopping_rule)``, from the shapes of ``data``, which has no numbers
+        yet. Without it: as many steps as a parameter `steps` says, or until the engine's stopping rule ends it, each on all
+        samples.
         """
         return Plan(steps=getattr(self, "steps", None))
 

@@ -40,7 +40,8 @@ class Data:
         A starting point handed in by the engine (informed or spectral); None means the algorithm's own.
     fresh : callable or None
         ``fresh(rng, n) -> (inputs, labels)`` draws n new samples of the same teacher, for algorithms that learn from a
-        stream. ``rng`` is a host generator. None where there is no teacher to ask.
+        stream and say so in their ``Plan``; the engine counts them. ``rng`` is a host generator. None where there is no
+        teacher to ask.
     """
 
     inputs: Array

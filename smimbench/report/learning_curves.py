@@ -13,7 +13,7 @@ from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
-from smimbench.report.rows import Pair, bayes_point, draws_fresh, own_point, planned_ratio
+from smimbench.report.rows import Pair, bayes_point, own_point, ratio_of_runs, used_fresh
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, FLOOR, end_marker, floor_of, line_name, looks_of
 
@@ -134,7 +134,7 @@ def _learning_panel(suite: Suite, place: Place, metric: str, runs: list[Run], ca
     first, last = min(run.x[0] for run in runs), max(run.x[-1] for run in runs)
     held = float(runs[0].record.get("samples", problem.model.sample_count(*place[1:])))
     curve = is_cheap(problem)
-    fresh = max((run.x[-1] for run in runs if draws_fresh(run.record["cell"]["algorithm"])), default=0.0)
+    fresh = max((run.x[-1] for run in runs if used_fresh(run.record["cell"]["algorithm"], run.record)), default=0.0)
     count = runs[0].values.shape[1]
 
     def named(name: str, component: int) -> str:
@@ -258,11 +258,11 @@ def trajectory_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, st
     panels = []
     for members in _by_cell(pairs):
         cell, problem = members[0][0], _problem_of(suite, members[0][0].problem_label)
-        ratio = planned_ratio(problem, cell)
+        ratio = ratio_of_runs(problem, members)
         found = own_point(cache, problem, cell, ratio, [record for _, record in members])
         if isinstance(found, str) or "trajectory" not in found:
             continue
-        alpha = ratio if draws_fresh(cell.algorithm) else cell.alpha  # as in tables
+        alpha = ratio if used_fresh(cell.algorithm, members[0][1]) else cell.alpha  # as in tables
         runs = [trajectory for _, trajectory in _trajectories(members, store, "mse")]
         panels.append(({**_about(cell), "alpha": alpha}, letter(problem.model), found["trajectory"], runs))
     if not panels:

@@ -10,7 +10,7 @@ import numpy as np
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import grouped
 from smimbench.report.optimum import limit_of
-from smimbench.report.rows import LOST, Pair, bayes_point, draws_fresh, find_optima
+from smimbench.report.rows import LOST, Pair, bayes_point, find_optima, used_fresh
 from smimbench.report.statistics import EPSILONS, instance_of, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
 from smimbench.report.verdict import errors
@@ -52,8 +52,7 @@ def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) 
         problem = problems[cell.problem_label]
         n = problem.model.sample_count(cell.alpha, cell.dimension)
         trajectory = None if record["status"] in LOST else store.trajectory(record)
-        counts = (trajectory or {}).get("samples", ())
-        if draws_fresh(cell.algorithm) and not (len(counts) and counts[-1] <= 1.5 * n):
+        if used_fresh(cell.algorithm, record) and record.get("fresh_samples", math.inf) > 1.5 * n:
             continue
         point = bayes_point(cache, problem, problem.model.sample_ratio(n, cell.dimension))
         best = sized.get((cell.problem_label, cell.alpha, cell.dimension)) or (limit_of(point) if point else None)

@@ -90,6 +90,12 @@ def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
         return False
 
 
+def used_fresh(algorithm: Mapping[str, Any], record: JsonObject) -> bool:
+    """Whether a run was handed samples of its own; for a record that does not hold that, whether its algorithm plans it."""
+    count = record.get("fresh_samples")
+    return draws_fresh(algorithm) if count is None else count > 0
+
+
 def planned_ratio(problem: Problem, cell: Cell) -> float:
     """Sample ratio that the algorithm of a cell will see: of the data set, or of all fresh samples of its steps."""
     model = problem.model
@@ -101,15 +107,10 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
     return float(model.sample_ratio(n, cell.dimension))
 
 
-def _ratio_of_runs(problem: Problem, members: Sequence[Pair], store: Store) -> float:
-    """Sample ratio that was really used: of the data set, or of all fresh samples of an online run."""
-    cell = members[0][0]
-    n = problem.model.sample_count(cell.alpha, cell.dimension)
-    if draws_fresh(cell.algorithm):
-        trajectories = [store.trajectory(record) or {} for _, record in members]
-        seen = [t["samples"][-1] for t in trajectories if len(t.get("samples", ()))]
-        n = int(max([n, *(count for count in seen if count > n)]))
-    return problem.model.sample_ratio(n, cell.dimension)
+def ratio_of_runs(problem: Problem, members: Sequence[Pair]) -> float:
+    """Sample ratio that was really used, the largest of the runs; what was planned where the records do not hold it."""
+    metered = [float(record["sample_ratio"]) for _, record in members if record.get("fresh_samples") is not None]
+    return max(metered) if metered else planned_ratio(problem, members[0][0])
 
 
 # -- theory ---------------------------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
 
     groups = grouped(pairs, what)
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
-    ratios = {key: _ratio_of_runs(problems[key[0]], members, store) for key, members in groups.items()}
+    ratios = {key: ratio_of_runs(problems[key[0]], members) for key, members in groups.items()}
     unsolved: dict[str, Exception] = {}
     for identity, problem in problems.items():
         try:
@@ -320,7 +321,7 @@ def _rows_of_place(
     optimum : Optimum or None
         The Bayes-optimal error at this size; None: only its limit is known.
     """
-    fresh = draws_fresh(algorithm)
+    fresh = any(used_fresh(algorithm, record) for record in records)
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
     courses = [None if r["status"] in LOST else store.trajectory(r) for r in records]
     components = problem.components

@@ -11,6 +11,7 @@ import signal
 import time
 import traceback
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from smimbench.registry.adapters import refusal
 from smimbench.registry.metrics import metrics_of_accounts
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
-from smimbench.run.loop import LoopSettings, Status, run_algorithm, running
+from smimbench.run.loop import LoopSettings, Status, metered, planned, run_algorithm, running
 from smimbench.run.record import LONGEST, check_types, new_record, plain
 from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
@@ -144,7 +145,9 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
     head_start = stop().seconds if computed else 0.0
     backend.release()
-    data = instance.data(backend, start)
+    data = metered(instance.data(backend, start))
+    fresh: Any = data.fresh
+    fresh.held = int(data.inputs.shape[0]) if computed else 0
     settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start)
 
     def make_rng(attempt: int) -> np.random.Generator:
@@ -152,7 +155,10 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
         return np.random.Generator(np.random.PCG64DXSM(_seed(cell, problem, "initialisation", own, str(attempt))))
 
     if timing:
-        algorithm.step(problem, data, algorithm.init(problem, data, make_rng(0)))
+        teacher = problem.prior.sample(make_rng(0), problem.components, instance.dimension)
+        other = replace(instance, signal=teacher).data(backend, start)  # what a warm-up draws must teach nothing
+        _, warm = planned(algorithm, metered(other))
+        algorithm.step(problem, warm, algorithm.init(problem, warm, make_rng(0)))
     result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
     if result.status is not Status.DIVERGED:
         listed = [name.partition("@")[0] for name in cell.run.metrics]
@@ -163,15 +169,16 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
         result.warnings += remarks
     if instance.checksum() != checksum:
         raise RuntimeError("wrote into the data that all algorithms share, so what it found counts for nothing")
-    price, clock = algorithm.plan(data).cost, result.clock
+    price, clock = result.plan.cost, result.clock
     cost = None if price is None else price(problem, data)
     return {
         "status": result.status.value,
         "reason": result.reason,
         "metrics": result.metrics,
         **({"blank": result.blank} if result.blank else {}),
-        "sample_ratio": instance.sample_ratio,
+        "sample_ratio": problem.model.sample_ratio(max(1, fresh.count + fresh.held), instance.dimension),
         "samples": int(instance.inputs.shape[0]),
+        "fresh_samples": fresh.count,
         "placement": {
             "drawn": "device" if cell.run.draw == "device" and backend.accelerated else "host",
             "inputs": _placement(data.inputs),
@@ -230,7 +237,8 @@ def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend) -
         information = INFORMED_OVERLAP / (1 - INFORMED_OVERLAP)
         return problem.start(instance, information, rng, backend, informed=True)
     entry = get_registry().get("algorithm", cell.run.start, problem.model.name)
-    found: Start = build(entry.item, "algorithm", {}).start(problem, instance.data(backend), rng)
+    data = metered(instance.data(backend))
+    found: Start = build(entry.item, "algorithm", {}).start(problem, data, rng)
     return found
 
 

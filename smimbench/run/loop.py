@@ -26,15 +26,16 @@ import math
 import mmap
 import struct
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from smimbench.backend.arrays import read_together
+from smimbench.backend.arrays import matching, namespace, read_together
 from smimbench.derive.stopping import OverlapRule
 from smimbench.files import attempt, error_line, printable
 from smimbench.interfaces import Info
+from smimbench.registry.adapters import sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
     from smimbench.files import JsonObject
-    from smimbench.interfaces import Array, Data
+    from smimbench.interfaces import Array, Data, Plan
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
 
@@ -101,6 +102,7 @@ def run_algorithm(
     make_rng : callable
         Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
     """
+    data = metered(data)  # all attempts have one count
     first = LoopRun(problem, instance, data, algorithm, make_rng(0), settings, backend)
     version = None
     if not first.restarts and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
@@ -114,12 +116,68 @@ def run_algorithm(
     return second
 
 
+class FreshSamples:
+    """``Data.fresh`` of a run: counts what it hands out, and refuses an algorithm that did not declare that it draws.
+
+    Attributes
+    ----------
+    count : int
+        Samples handed out, in all attempts together.
+    held : int
+        Samples of the data set, if an attempt (or a start made for it) saw them: all that the run used are ``count + held``.
+    declared : bool
+        Whether the plan says ``draws_fresh``.
+    """
+
+    def __init__(self, draw: Callable[[np.random.Generator, int], tuple[Array, Array]] | None) -> None:
+        self._draw, self.count, self.held, self.declared = draw, 0, 0, False
+
+    def __call__(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        """So many new samples; ValueError where they were not declared."""
+        if not self.declared:
+            raise ValueError(
+                "data.fresh is for algorithms that declare it: plan(data) must return Plan(draws_fresh=True)"
+            )
+        if self._draw is None:
+            raise ValueError("data.fresh: this data has no source of new samples")
+        inputs, labels = self._draw(rng, n)
+        self.count += int(inputs.shape[0])
+        return inputs, labels
+
+
+def metered(data: Data) -> Data:
+    """Data whose fresh samples are counted."""
+    return data if isinstance(data.fresh, FreshSamples) else replace(data, fresh=FreshSamples(data.fresh))
+
+
+def planned(algorithm: Any, data: Data) -> tuple[Plan, Data]:
+    """The plan of an algorithm, made from shapes, and the metered data that it may see: no data set that does not count."""
+    n, tokens, dimension = data.inputs.shape
+    plan = algorithm.plan(sizes(n, tokens, dimension, data.sample_ratio))
+    fresh: Any = data.fresh
+    fresh.declared = plan.draws_fresh
+    fresh.held = fresh.held if plan.draws_fresh else n
+    return plan, _without_numbers(data) if plan.draws_fresh else data
+
+
+def _without_numbers(data: Data) -> Data:
+    """The same shapes and types, all numbers NaN (0 where labels are whole numbers); they take no memory."""
+
+    def blank(array: Array) -> Array:
+        xp = namespace(array)
+        nothing = math.nan if xp.isdtype(array.dtype, ("real floating", "complex floating")) else 0
+        return xp.broadcast_to(xp.full((), nothing, **matching(array)), array.shape)
+
+    return replace(data, inputs=blank(data.inputs), labels=blank(data.labels))
+
+
 class LoopRun:
     """One pass of the loop: an algorithm is run when it is made, and its attributes say how that ended.
 
     Attributes
     ----------
     status, reason : Status and str
+    plan : Plan
     iterations : int
     clock : Clock
     metrics, blank, trajectory : dict
@@ -144,8 +202,9 @@ class LoopRun:
         settings: LoopSettings,
         backend: Backend,
     ) -> None:
-        self._problem, self._data, self._algorithm, self._settings = problem, data, algorithm, settings
-        plan = algorithm.plan(data)
+        self._problem, self._algorithm, self._settings = problem, algorithm, settings
+        self.plan, data = planned(algorithm, data)
+        plan, self._data = self.plan, data
         self._steps = plan.steps
         self._last = plan.steps if plan.steps is not None else settings.max_iterations
         self._readings = Readings(problem)
@@ -160,7 +219,7 @@ class LoopRun:
         iterations_made(0)
         self._state = self.clock.time(lambda: algorithm.init(problem, data, rng), backend)
         estimate = algorithm.estimate(self._state)
-        self._course.record(estimate, 0, self.clock.seconds, self._readings.latest)
+        self._course.record(estimate, 0, self.clock.seconds, self._counted(self._readings.latest))
         self.start = {name: matrix.tolist() for name, matrix in instance.overlaps(estimate)._asdict().items()}
         self._over = self._last <= 0
         while not self._over:
@@ -172,7 +231,12 @@ class LoopRun:
 
     def _step(self) -> Info:
         self._state, info = self._algorithm.step(self._problem, self._data, self._state)
-        return self._readings.read(info)  # the one transfer of an iteration
+        return self._counted(self._readings.read(info))  # the one transfer of an iteration
+
+    def _counted(self, info: Info) -> Info:
+        """What a step reported, with the samples that the engine has counted where they are fresh ones."""
+        fresh: Any = self._data.fresh
+        return info._replace(samples=fresh.count) if fresh.declared else info
 
     def _take(self, info: Info) -> None:
         """A step was made and reported this: measure it, and see whether it was the last."""

@@ -117,8 +117,11 @@ class Record(_Open):
     reason: Text = ""
     metrics: Annotated[dict[str, Numbers], Field(description="Of the final estimate: a number per component, or one.")]
     blank: Annotated[dict[str, Text], Field(default_factory=dict)]
-    sample_ratio: float = 0
-    samples: int = 0
+    sample_ratio: Annotated[float, Field(description="Of all samples that the run used.")] = 0
+    samples: Annotated[int, Field(description="Of the data set.")] = 0
+    fresh_samples: Annotated[int | None, Field(description="That the engine handed out besides, or in its place.")] = (
+        None
+    )
     iterations: int = 0
     restarts: int = 0
     start: Annotated[
