@@ -1,0 +1,257 @@
+"""Algorithms with a mistake built in, which claim the prediction of the intact one: a drop-in plugin for ``sabotage.py``.
+
+Every class is a shipped algorithm of which one thing is changed; its ``theory`` is inherited. ``factor = 1`` or ``share = 1`` is
+the intact algorithm.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import numpy as np
+from smimbench_algorithms.adam import Adam
+from smimbench_algorithms.erm import Erm
+from smimbench_algorithms.gamp import Gamp
+from smimbench_algorithms.nuclear import Nuclear
+from smimbench_algorithms.ridge import Ridge
+from smimbench_algorithms.sgd import Sgd
+from smimbench_algorithms.spectral import Spectral
+
+from smimbench import Problem, hookimpl
+
+
+class Bent:
+    """An object of which some attributes are replaced."""
+
+    def __init__(self, of, **others):
+        self._of = of
+        self.__dict__.update(others)
+
+    def __getattr__(self, name):
+        return getattr(self._of, name)
+
+
+class Altered:
+    """Works on another problem, or on other data, than those that it was handed."""
+
+    def seen(self, problem, data):
+        """What it works on."""
+        return problem, data
+
+    def init(self, problem, data, rng):
+        """First state."""
+        return super().init(*self.seen(problem, data), rng)
+
+    def step(self, problem, data, state):
+        """One iteration."""
+        return super().step(*self.seen(problem, data), state)
+
+
+@dataclass(frozen=True)
+class Denoiser(Altered):
+    """The denoised estimate times a factor."""
+
+    factor: float = 1.0
+
+    def seen(self, problem, data):
+        """A prior with this denoiser."""
+
+        @functools.wraps(problem.prior.denoise)
+        def denoise(*given, **options):
+            found = problem.prior.denoise(*given, **options)
+            return found._replace(estimate=self.factor * found.estimate)
+
+        return Bent(problem, prior=Bent(problem.prior, denoise=denoise)), data
+
+
+@dataclass(frozen=True)
+class Posterior(Altered):
+    """Mean and covariance of the posterior of the latents, each times a factor."""
+
+    mean: float = 1.0
+    covariance: float = 1.0
+
+    def seen(self, problem, data):
+        """A channel with this posterior."""
+
+        @functools.wraps(problem.channel.posterior)
+        def posterior(*given, **options):
+            found = problem.channel.posterior(*given, **options)
+            return found._replace(mean=self.mean * found.mean, covariance=self.covariance * found.covariance)
+
+        return Bent(problem, channel=Bent(problem.channel, posterior=posterior)), data
+
+
+@dataclass(frozen=True)
+class Misled(Altered):
+    """The noise of the channel and the rank of the signal are taken to be larger by a factor."""
+
+    noise: float = 1.0
+    rho: float = 1.0
+
+    def seen(self, problem, data):
+        """The problem that it believes in."""
+        return believed(problem, self.noise, self.rho), data
+
+
+@functools.lru_cache
+def believed(problem, noise, rho):
+    """A problem with other parameters."""
+    tables = {
+        kind: {key: value for key, value in spec.items() if key != "version"} for kind, spec in problem.spec.items()
+    }
+    tables["channel"]["noise"] *= noise
+    if rho != 1:
+        tables["prior"]["rho"] *= rho
+    return Problem(**tables)
+
+
+@dataclass(frozen=True)
+class Fewer(Altered):
+    """Only a share of the samples is read."""
+
+    share: float = 1.0
+
+    def seen(self, problem, data):
+        """The first of the samples."""
+        n = round(self.share * data.inputs.shape[0])
+        ratio = problem.model.sample_ratio(n, data.dimension)
+        return problem, replace(data, inputs=data.inputs[:n], labels=data.labels[:n], sample_ratio=ratio)
+
+
+@dataclass(frozen=True)
+class Labels(Altered):
+    """Labels are multiplied by a factor before anything else."""
+
+    factor: float = 1.0
+
+    def seen(self, problem, data):
+        """Scaled labels."""
+        return problem, replace(data, labels=self.factor * data.labels)
+
+
+@dataclass(frozen=True)
+class Onsager(Gamp):
+    """The Onsager term times a factor."""
+
+    factor: float = 1.0
+
+    def step(self, problem, data, state):
+        """The matrix in front of the old ``g`` is another one, in this step only."""
+        if state.g is None:
+            return super().step(problem, data, state)
+        right = state.V if state.onsager is None else state.onsager
+        new, info = super().step(problem, data, state._replace(onsager=self.factor * right))
+        if new.onsager is not None:  # what damping has kept of it
+            new = new._replace(onsager=new.onsager + (1 - state.step.weight) * (1 - self.factor) * right)
+        return new, info
+
+
+@dataclass(frozen=True)
+class Ahead(Gamp):
+    """Counts its iterations from 1 in place of 0."""
+
+    def init(self, problem, data, rng):
+        """The state after one iteration."""
+        return self.step(problem, data, super().init(problem, data, rng))[0]
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """The penalty times a factor."""
+
+    factor: float = 1.0
+
+    def init(self, problem, data, rng):
+        """With another penalty in the state."""
+        state = super().init(problem, data, rng)
+        key = "threshold" if hasattr(state, "threshold") else "penalty"
+        return state._replace(**{key: self.factor * getattr(state, key)})
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of the loss times a factor, and the sign of a share of its entries flipped."""
+
+    factor: float = 1.0
+    flipped: float = 0.0
+
+    def normalisation(self, problem, data, size):
+        """Of the gradient of the loss."""
+        return self.factor * super().normalisation(problem, data, size)
+
+    def move(self, factor, gradient, memory, rate, count):
+        """A step along what is left of the gradient."""
+        flip = np.random.default_rng(count).random(gradient.shape) < self.flipped
+        return super().move(factor, np.where(flip, -gradient, gradient), memory, rate, count)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate times a factor, and 0 for the first ``lost`` steps."""
+
+    factor: float = 1.0
+    lost: int = 0
+
+    def move(self, factor, gradient, memory, rate, count):
+        """A step at the other rate; theory reads the schedule, which is right."""
+        return super().move(factor, gradient, memory, 0.0 if count <= self.lost else self.factor * rate, count)
+
+
+@dataclass(frozen=True)
+class Decay:
+    """The weight decay times a factor."""
+
+    factor: float = 1.0
+
+    def penalty(self, data):
+        """Factor of ``|W|^2 / 2``."""
+        return self.factor * super().penalty(data)
+
+
+@dataclass(frozen=True)
+class Momentum(Sgd):
+    """Another momentum than it says."""
+
+    factor: float = 1.0
+
+    def move(self, factor, gradient, memory, rate, count):
+        """A step of descent with the other momentum."""
+        return Sgd.move(replace(self, momentum=self.factor * self.momentum), factor, gradient, memory, rate, count)
+
+
+FAMILIES = {
+    Gamp: (Denoiser, Posterior, Misled, Fewer, Labels),
+    Ridge: (Penalty, Fewer, Labels),
+    Erm: (Penalty, Fewer),
+    Nuclear: (Penalty, Fewer),
+    Spectral: (Denoiser, Labels, Fewer, Misled),
+    Sgd: (Gradient, Rate, Decay),
+    Adam: (Gradient, Rate, Decay),
+}
+"""What is changed of which algorithm; ``gamp-denoiser`` and so on are their names."""
+
+
+def named(cls, *bases):
+    """A class to register, by the names of what it is made of."""
+    base = next(one for one in (cls, *bases) if hasattr(one, "reference"))
+    changed = bases[0] if bases else cls
+    about = {
+        "name": f"{base.name}-{changed.__name__.lower()}",
+        "version": 1,
+        "reference": f"{base.name}, sabotaged: {changed.__doc__}",
+        "__doc__": changed.__doc__,
+        "__module__": __name__,
+    }
+    return dataclass(frozen=True)(type(changed.__name__ + base.__name__, (*bases, cls), about))
+
+
+@hookimpl
+def smimbench_register_algorithms(register):
+    """All of them."""
+    for one in (Onsager, Ahead, Momentum):
+        register(named(one))
+    for base, changes in FAMILIES.items():
+        for change in changes:
+            register(named(base, change))
