@@ -1,14 +1,13 @@
-"""State evolution of several components that mix: the matrix-valued recursion, swept over the sample ratios, and its
-linear response.
+"""State evolution of several components that mix: the matrix-valued recursion at each sample ratio, and its linear response.
 
-The uninformed branch goes upwards in alpha from the prior mean, the informed one downwards from the signal, each time from
-the last fixed point, with Anderson's acceleration. Components that do not mix are learned one after the other: see
-``smimbench.theory.continuation``.
+The uninformed branch is iterated from the prior mean, the informed one from the signal, with Anderson's acceleration, at every
+sample ratio by itself. Components that do not mix are learned one after the other: see ``smimbench.theory.continuation``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,8 +39,9 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
-INFORMED = 1e8
-"""Qhat at which the informed branch starts; doubled, the start is twice as close to the signal."""
+INFORMED, KNOWN = 1e2, 1e16
+"""Qhat at which the informed branch starts, for an error of zero that is unstable grows by the same factor a step; and that of a
+known signal. Doubled, the start is twice as close to the signal, and the walk to it is longer."""
 NEARLY_KNOWN = 1e-6
 """Error below which perfect recovery is asked for; doubled, the walk to it ends a few steps earlier."""
 WALK = 0.2
@@ -50,43 +50,92 @@ PROBES = (0.5, 0.8, 0.97)
 """Shares of the perfect-recovery threshold at which a hard phase is looked for; more find shorter ones."""
 
 
+class Solved(NamedTuple):
+    """A prediction and the fixed point it comes from."""
+
+    prediction: Prediction
+    found: FixedPoint
+
+
 class CoupledCurve(Curve):
-    """Fixed points of components that mix, each found from that of a neighbouring sample ratio."""
+    """Fixed points of components that mix."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.identity = np.eye(problem.components)
+
+    @cached_property
+    def perfect(self) -> Threshold | None:
+        """Where V = 0 becomes stable."""
+        return perfect_limit(self.problem)
+
+    @cached_property
+    def _from_prior_mean(self) -> tuple[Host, float]:
+        """Information at the prior mean, and the Qhat that leaves it where it is an unstable fixed point."""
+        information = information_at(self.problem, *overlap_at(self.problem, 0 * self.identity))
+        return information.value, 1e-2 if is_sampled(information.method) else 1e-6  # less would be lost in noise
 
     def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
         """The fixed point of one branch at every sample ratio."""
-        return [solved.prediction for solved in sweep(self.problem, alphas, branch)]
+        return [self.solve(alpha, branch).prediction for alpha in alphas]
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
-        """The fixed points of both sweeps for every sample ratio, the Bayes-optimal one first."""
-        if not alphas:
-            return []
-        lower = sweep(self.problem, alphas, "uninformed")
-        upper = sweep(self.problem, alphas, "informed", lower)
-        result = []
-        for (low, low_point), (high, high_point) in zip(lower, upper):
-            if UNFINISHED in high.method and UNFINISHED not in low.method:
-                # What was not reached in so many steps is no fixed point.
-                result.append([replace(low, branch="unique", method=f"{low.method}, no other branch was found")])
-            elif self.meet(low, high):
-                result.append([replace(low, branch="unique")])
-            elif not high.V.any():
-                result.append([replace(high, free_entropy=float("inf")), replace(low, free_entropy=0.0)])
-            else:
-                lead, _ = free_entropy_between(self.problem, low.alpha, low_point.qhat, high_point.qhat)
-                result.append(bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]))
-        return result
+        """The fixed points of both branches for every sample ratio, the Bayes-optimal one first."""
+        return [self._competing(alpha) for alpha in alphas]
+
+    def _competing(self, alpha: float) -> list[Prediction]:
+        lower = self.solve(alpha)
+        (low, low_point), (high, high_point) = lower, self.solve(alpha, "informed", lower)
+        if UNFINISHED in high.method and UNFINISHED not in low.method:
+            # What was not reached in so many steps is no fixed point.
+            return [replace(low, branch="unique", method=f"{low.method}, no other branch was found")]
+        if self.meet(low, high):
+            return [replace(low, branch="unique")]
+        if not high.V.any():
+            return [replace(high, free_entropy=float("inf")), replace(low, free_entropy=0.0)]
+        lead, _ = free_entropy_between(self.problem, alpha, low_point.qhat, high_point.qhat)
+        return bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)])
+
+    def solve(self, alpha: float, branch: str = "uninformed", other: Solved | None = None) -> Solved:
+        """The fixed point of one branch.
+
+        The error of V is what the numerical error of the information does to it, through the response of V to alpha, plus what
+        is left of the residual. ``other`` is the other branch: where this one arrives at the same fixed point it is not looked
+        at again. Perfect recovery is stable above its threshold: the informed branch is not looked for there.
+        """
+        problem, perfect, upwards = self.problem, self.perfect, branch == "uninformed"
+        if upwards:
+            information, seed = self._from_prior_mean
+            start = float(problem.model.kappa) * alpha * information + seed * self.identity
+        elif perfect is not None and alpha >= perfect.value:
+            return _perfect(problem, alpha, branch)
+        else:
+            start = INFORMED * self.identity
+        recursion = Recursion(problem, alpha)
+        if other is None or UNFINISHED in other.prediction.method:
+            found = recursion.fixed_point(start)
+        else:
+            target = other.found
+            found = recursion.fixed_point(start, target=target, offset=target.offset)
+            if is_same_fixed_point(target, symmetric_logarithm(found.qhat), found.relative):
+                return Solved(replace(other.prediction, branch=branch), target)
+        if upwards and perfect is not None and alpha > perfect.value:
+            nearly = np.diagonal(overlap_at(problem, found.qhat)[1]).max() < NEARLY_KNOWN
+            if nearly and perfect.value == 0:  # a discrete signal: what is nearly known is stable
+                return _perfect(problem, alpha, branch)
+            if nearly or UNFINISHED in found.method:
+                before = _walk_up(problem, alpha, start, alpha / max(perfect.value, alpha / 1e3))
+                if before is None:
+                    return _perfect(problem, alpha, branch)
+                found = recursion.fixed_point(before, offset=found.offset)
+        return Solved(_prediction(problem, alpha, found, branch), found)
 
     def thresholds(self) -> JsonObject:
         """Critical sample ratios, see ``threshold_document``; a hard phase is looked for at a few of them."""
-        problem, P = self.problem, self.problem.components
+        problem, perfect = self.problem, self.perfect
         bottom = prior_moments(problem)[1]
-        Q, V = overlap_at(problem, np.zeros((P, P)))
+        Q, V = overlap_at(problem, 0 * self.identity)
         value, error, _ = information_at(problem, Q, V)
-        perfect = perfect_limit(problem)
         weak = hard = None
         if not bottom.any():
             informative = (np.diagonal(value) > NOTHING + 3 * np.max(error)).any()
@@ -118,79 +167,6 @@ class CoupledCurve(Curve):
             return None
         weights = np.abs(vectors[:, leading])
         return Threshold(1 / rate, kappa * float(weights @ error.reshape(P * P, P * P) @ weights) / rate**2)
-
-
-class Solved(NamedTuple):
-    """A prediction and the fixed point it comes from."""
-
-    prediction: Prediction
-    found: FixedPoint
-
-
-def sweep(
-    problem: Problem, alphas: Sequence[float], branch: str = "uninformed", other_branch: Sequence[Solved] | None = None
-) -> list[Solved]:
-    """Fixed points of one branch, each found from the one before.
-
-    Upwards in alpha for the uninformed branch, downwards for the informed one: a branch only moves away from the other
-    end when alpha does, so the last fixed point is on the right side of the next one. The error of V is what the numerical
-    error of the information does to it, through the response of V to alpha, plus what is left of the residual.
-
-    ``other_branch`` is what the other sweep found: where this one arrives at the same fixed point it is not looked at again.
-    Perfect recovery is stable above its threshold: the informed branch is not looked for there.
-    """
-    upwards = branch == "uninformed"
-    order = sorted(range(len(alphas)), key=lambda k: alphas[k] if upwards else -alphas[k])
-    identity = np.eye(problem.components)
-    start, offset, seed = INFORMED * identity, None, 1e-6  # the seed leaves an unstable fixed point
-    if upwards and order:
-        information = information_at(problem, *overlap_at(problem, 0 * identity))
-        start = float(problem.model.kappa) * float(alphas[order[0]]) * information.value
-        seed = 1e-2 if is_sampled(information.method) else seed  # less would be lost in noise
-    perfect = perfect_limit(problem)
-    solved: dict[int, Solved] = {}
-    for k in order:
-        other = None if other_branch is None else other_branch[k]
-        solved[k] = _solve(problem, float(alphas[k]), branch, perfect, start + seed * identity, offset, other)
-        start = solved[k].found.qhat
-        offset = offset if solved[k].found.offset is None else solved[k].found.offset
-    return [solved[k] for k in range(len(alphas))]
-
-
-def _solve(
-    problem: Problem,
-    alpha: float,
-    branch: str,
-    perfect: Threshold | None,
-    start: Host,
-    offset: Host | None,
-    other: Solved | None,
-) -> Solved:
-    """The fixed point of a sweep at one sample ratio, from Qhat = ``start`` (P, P) and the offset of the last one."""
-    upwards = branch == "uninformed"
-    if not upwards:
-        if perfect is not None and alpha >= perfect.value:
-            return _perfect(problem, alpha, branch)
-        # An error of zero is unstable here: it grows by the same factor a step, from where that is soon seen.
-        start = np.asarray(spectral_function(start, lambda values: np.minimum(values, 1e2)))
-    recursion = Recursion(problem, alpha)
-    if other is None or UNFINISHED in other.prediction.method:
-        found = recursion.fixed_point(start, offset=offset)
-    else:
-        target = other.found
-        found = recursion.fixed_point(start, target=target, offset=target.offset)
-        if is_same_fixed_point(target, symmetric_logarithm(found.qhat), found.relative):
-            return Solved(replace(other.prediction, branch=branch), target)
-    if upwards and perfect is not None and alpha > perfect.value:
-        nearly = np.diagonal(overlap_at(problem, found.qhat)[1]).max() < NEARLY_KNOWN
-        if nearly and perfect.value == 0:  # a discrete signal: what is nearly known is stable
-            return _perfect(problem, alpha, branch)
-        if nearly or UNFINISHED in found.method:
-            before = _walk_up(problem, alpha, start, alpha / max(perfect.value, alpha / 1e3))
-            if before is None:
-                return _perfect(problem, alpha, branch)
-            found = recursion.fixed_point(before, offset=offset)
-    return Solved(_prediction(problem, alpha, found, branch), found)
 
 
 def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str) -> Prediction:
@@ -241,14 +217,14 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
                 return exponential(ends[0])
         linear = max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1)) < 0.1
         known = np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
-        if (linear and known) or np.diagonal(x).min() > 2 * np.log(INFORMED):
+        if (linear and known) or np.diagonal(x).min() > np.log(KNOWN):
             return None
         x = x + step * max(1.0, WALK / fastest)
 
 
 def _perfect(problem: Problem, alpha: float, branch: str) -> Solved:
     prediction = perfect_prediction(problem, alpha, branch)
-    return Solved(prediction, FixedPoint(INFORMED**2 * np.eye(problem.components), 0.0, 0.0, prediction.method))
+    return Solved(prediction, FixedPoint(KNOWN * np.eye(problem.components), 0.0, 0.0, prediction.method))
 
 
 def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:

@@ -89,7 +89,7 @@ class Curve(ABC):
         return result
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
-        """Sample ratios that are solved together because each starts from its neighbour."""
+        """Sample ratios that are solved together; no answer depends on the others."""
         return [list(alphas)] if alphas else []
 
     def _lead(self, alpha: float) -> tuple[float, float]:

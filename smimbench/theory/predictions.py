@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.numerics.memo import kept
-from smimbench.theory.coupled import CoupledCurve, sweep
+from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.scalar import ScalarCurve
@@ -28,9 +28,11 @@ TOGETHER = 4
 
 def curve_of(problem: Problem) -> Curve:
     """The curve of fixed points of a problem, by the solver that fits it; computed once per problem."""
-    if problem.components == 1:
-        return ScalarCurve.of(problem)
-    return fixed_point_curve(problem) or kept(problem, "coupled_curve", lambda: CoupledCurve(problem))
+    return (
+        ScalarCurve.of(problem)
+        or fixed_point_curve(problem)
+        or kept(problem, "coupled_curve", lambda: CoupledCurve(problem))
+    )
 
 
 def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
@@ -57,26 +59,26 @@ def thresholds(problem: Problem) -> JsonObject:
 
 
 def independent_parts(problem: Problem, alphas: Sequence[float]) -> list[tuple[str, list[float]]]:
-    """Independent parts of a problem's theory, for ``solve_part``: nodes of a curve, or branches.
+    """Independent parts of a problem's theory, for ``solve_part``: nodes of a curve, or sample ratios.
 
     A curve that is followed from node to node, or known in closed form, has none.
     """
-    if problem.components == 1:
-        curve = ScalarCurve.of(problem)
+    curve = curve_of(problem)
+    if isinstance(curve, ScalarCurve):
         log_qhat = [float(x) for x in curve.log_qhat] if curve.sampled else []
         return [("nodes", log_qhat[k : k + TOGETHER]) for k in range(0, len(log_qhat), TOGETHER)]
-    if fixed_point_curve(problem) is not None or not alphas:
-        return []
-    return [(branch, [float(alpha) for alpha in alphas]) for branch in ("uninformed", "informed")]
+    return [("ratio", [float(alpha)]) for alpha in alphas] if isinstance(curve, CoupledCurve) else []
 
 
 def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
     """Evaluate one part; the results are kept in the problem's ``Evaluations``."""
     kind, values = part
     if kind == "nodes":
-        information_at(problem, *overlap_at(problem, np.exp(np.asarray(values))[:, None, None]))
+        information_at(
+            problem, *overlap_at(problem, np.exp(np.asarray(values))[:, None, None] * np.eye(problem.components))
+        )
     else:
-        sweep(problem, values, kind)
+        competing(problem, values)
 
 
 def point_document(problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None) -> JsonObject:

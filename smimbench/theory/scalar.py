@@ -1,9 +1,12 @@
-"""State evolution of one component: the Bayes-optimal error as a function of the sample ratio.
+"""State evolution of one overlap: the Bayes-optimal error as a function of the sample ratio.
 
 Solved without iterating. The fixed point ``Qhat = kappa alpha I(Q(Qhat))`` is linear in alpha, so the whole curve is known as
 ``alpha(Qhat) = Qhat / (kappa I(Q(Qhat)))`` and alpha is read off. Where alpha falls with Qhat, branches compete: the
 uninformed one (from the prior mean upwards) ends at the first Qhat whose alpha reaches the one asked for, the informed one
 (from the signal downwards) at the last.
+
+Several components are one, too, where labels do not see rotations of them: the map is monotone and keeps multiples of the
+identity, so that its lowest and its highest fixed point are such multiples.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ curve ends."""
 
 
 class ScalarCurve(Curve):
-    """The parametric curve alpha(Qhat) of a problem with one component.
+    """The parametric curve alpha(Qhat) of a problem with one component, or with several that share one overlap.
 
     Attributes
     ----------
@@ -56,7 +59,7 @@ class ScalarCurve(Curve):
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.kappa = float(self.problem.model.kappa)
+        self.kappa, self.identity = float(problem.model.kappa), np.eye(problem.components)
         self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(self.problem))
         self.unknown = self.second - self.bottom  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
         self.method = self._information(np.array(0.0)).method
@@ -77,9 +80,9 @@ class ScalarCurve(Curve):
             self.log_qhat = np.append(self.log_qhat, last)
 
     @classmethod
-    def of(cls, problem: Problem) -> ScalarCurve:
-        """The curve of a problem, computed once per problem."""
-        return kept(problem, "scalar_curve", lambda: cls(problem))
+    def of(cls, problem: Problem) -> ScalarCurve | None:
+        """The curve of a problem, computed once per problem; None where components do not share their overlap."""
+        return kept(problem, "scalar_curve", lambda: cls(problem) if shares_overlap(problem) else None)
 
     @cached_property
     def _evaluated(self) -> tuple[Host, ...]:
@@ -110,14 +113,14 @@ class ScalarCurve(Curve):
     alpha_error = property(lambda self: self._evaluated[2])
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
-        Q, V = overlap_at(self.problem, np.exp(np.asarray(log_qhat, dtype=float))[..., None, None])
+        Q, V = overlap_at(self.problem, np.exp(np.asarray(log_qhat, dtype=float))[..., None, None] * self.identity)
         return Q[..., 0, 0], V[..., 0, 0]
 
     def _information(self, log_qhat: Array) -> Uncertain:
         return self._information_at(*self._overlap(log_qhat))
 
     def _information_at(self, Q: Array, V: Array) -> Uncertain:
-        found = information_at(self.problem, Q[..., None, None], V[..., None, None])
+        found = information_at(self.problem, *(part[..., None, None] * self.identity for part in (Q, V)))
         return Uncertain(found.value[..., 0, 0], found.error[..., 0, 0], found.method)
 
     @cached_property
@@ -222,7 +225,7 @@ class ScalarCurve(Curve):
         response = np.abs(values[1] - values[0]) / (2 * step)
         # Priors that the engine integrates or simulates say how well they know V at a Qhat; closed forms have nothing to say.
         # What that makes of the information is an error of alpha, too.
-        stated = np.array([overlap_error_at(self.problem, np.array([[qhat]])) for qhat in np.exp(x)])
+        stated = np.array([overlap_error_at(self.problem, qhat * self.identity) for qhat in np.exp(x)])
         if stated.any():
             move = np.minimum(stated, 0.5) * V
             here, there = self._information_at(Q, V).value, self._information_at(Q - move, V + move).value
@@ -234,8 +237,10 @@ class ScalarCurve(Curve):
 
     def _pack(self, alpha: Array, Q: Array, V: Array, error: Array, relative: Array, branch: str) -> Prediction:
         """``relative`` is the error of log alpha at this overlap."""
-        Q, V, error, ratio_error = (np.array([part], dtype=float) for part in ([Q], [V], error, alpha * relative))
-        return Prediction(float(alpha), Q, V, error, branch, self.method, alpha_error=ratio_error)
+        each = np.ones(len(self.identity))
+        error, ratio_error = float(error) * each, float(alpha * relative) * each
+        point = float(Q) * self.identity, float(V) * self.identity
+        return Prediction(float(alpha), *point, error, branch, self.method, alpha_error=ratio_error)
 
     def folds(self) -> bool:
         """Whether alpha falls somewhere along the curve."""
@@ -246,7 +251,7 @@ class ScalarCurve(Curve):
         return bool(abs(low.V[0, 0] - high.V[0, 0]) <= 1e-6 * self.unknown + low.error[0] + high.error[0])
 
     def free_entropy(self, point: Prediction) -> tuple[float, float]:
-        r"""``(1/2) \int (kappa alpha I(Q) - Qhat(Q)) dQ`` from the prior mean to the point, and its numerical error.
+        r"""``(P/2) \int (kappa alpha I(Q) - Qhat(Q)) dQ`` from the prior mean to the point, and its numerical error.
 
         The rule of equal areas: the gradient of the replica-symmetric potential with respect to Q vanishes at fixed points, so
         its integral along the curve is the difference of free entropies; no normaliser of the channel is needed. Where labels
@@ -258,9 +263,10 @@ class ScalarCurve(Curve):
         x, log_V, integrals = self._potential
         end = float(np.interp(-np.log(max(V, np.exp(log_V[-1]))), -log_V, x))
         labels, prior, labels_coarse, prior_coarse, noise = (float(integral(end)) for integral in integrals)
-        value, other = 0.5 * (point.alpha * labels - prior), 0.5 * (point.alpha * labels_coarse - prior_coarse)
-        rounding = 1e-12 * (point.alpha * abs(labels) + abs(prior))
-        return value, abs(value - other) / 8 + 0.5 * point.alpha * noise + rounding
+        half = 0.5 * len(self.identity)
+        value, other = half * (point.alpha * labels - prior), half * (point.alpha * labels_coarse - prior_coarse)
+        rounding = 2e-12 * half * (point.alpha * abs(labels) + abs(prior))
+        return value, abs(value - other) / 8 + half * point.alpha * noise + rounding
 
     @cached_property
     def _potential(self) -> tuple[Array, Array, list[Any]]:
@@ -290,8 +296,13 @@ class ScalarCurve(Curve):
     def thresholds(self) -> JsonObject:
         """All critical sample ratios, see ``threshold_document``."""
         weak = self.weak_limit()
-        sequential = [{"layer": 1, **weak.document()}] if weak else []
         reasons = {"weak_recovery": HELD if self.bottom > 0 else NEVER}
+        sequential = [{"layer": 1, **weak.document()}] if weak else []
+        if len(self.identity) > 1:
+            sequential, reasons["sequential"] = (
+                [],
+                "components are learned at once: labels do not see rotations of them",
+            )
         return threshold_document(weak, self.perfect_limit(), sequential, self._hard_phase(weak), reasons)
 
     def _hard_phase(self, weak: Threshold | None) -> HardPhase | None:
@@ -323,7 +334,7 @@ class ScalarCurve(Curve):
             return Threshold(float(value), float(value * info.error / info.value))
         if info.value > max(NOTHING, 3 * info.error):
             return None if self.bottom > 0 else Threshold(0.0, 0.0)
-        if self.bottom == 0 and self.problem.channel.susceptibility is not None:
+        if self.bottom == 0 and len(self.identity) == 1 and self.problem.channel.susceptibility is not None:
             log_ratio, error = ratios.log_ratios(np.zeros(1), [])
             value = float(np.exp(log_ratio[0]))
             return Threshold(value, value * float(error[0] + ratios.response_error[0])) if np.isfinite(value) else None
@@ -360,7 +371,7 @@ class ScalarCurve(Curve):
             return None
         limit = limit_of(values)
         # A smooth sequence does not show an error of the prior's map that all of its terms share.
-        return replace(limit, error=limit.error + limit.value * overlap_error_at(self.problem, np.array([[end]])))
+        return replace(limit, error=limit.error + limit.value * overlap_error_at(self.problem, end * self.identity))
 
     @cached_property
     def equations(self) -> float:
@@ -397,6 +408,15 @@ class ScalarCurve(Curve):
             spread = self.alpha_of(np.array([best.x]))[1][0] + 1e-12 * value
             found.append((float(best.x), float(value), float(spread), kind))
         return found
+
+
+def shares_overlap(problem: Problem) -> bool:
+    """Whether overlaps are multiples of the identity: one component, or labels and a prior that do not see rotations."""
+    if problem.components == 1:
+        return True
+    identity = np.eye(problem.components)
+    V = overlap_at(problem, identity)[1]
+    return problem.channel.symmetry == "rotations" and np.allclose(V, V[0, 0] * identity, rtol=1e-9, atol=1e-12)
 
 
 def turns(values: Array, noise: Array) -> list[tuple[int, str]]:

@@ -6,8 +6,7 @@ from smimbench_algorithms.gamp.theory import information_along
 
 from smimbench.interfaces import Sampling, Uncertain
 from smimbench.numerics.linalg import symmetric_logarithm
-from smimbench.theory.coupled import sweep
-from smimbench.theory.curve import perfect_limit
+from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.information import information_at, overlap_at
 from smimbench.theory.predictions import competing
 from smimbench.theory.recursion import UNFINISHED, Recursion, exponential
@@ -77,15 +76,14 @@ def test_few_accurate_values_are_asked_for():
 
 
 def test_both_branches_arrive_at_one_point():
-    """The informed sweep, which asks rough values only, recognises the accurate point of the other."""
+    """The informed branch, which asks rough values only, recognises the accurate point of the other."""
     channel = Rough(NOISES[1])
     problem = Problem(channel, 2, 2)
-    lower = sweep(problem, ALPHAS)
+    curve = CoupledCurve(problem)
+    lower = [curve.solve(alpha) for alpha in ALPHAS]
     before = channel.asked[False]
-    perfect_limit(problem)
-    for_limit = channel.asked[False] - before
-    upper = sweep(problem, ALPHAS, "informed", lower)
-    assert channel.asked[False] == before + 2 * for_limit
+    upper = [curve.solve(alpha, "informed", low) for alpha, low in zip(ALPHAS, lower)]
+    assert channel.asked[False] == before
     for low, high in zip(lower, upper):
         assert high.prediction.branch == "informed"
         np.testing.assert_array_equal(low.prediction.V, high.prediction.V)
@@ -95,7 +93,7 @@ def test_both_branches_arrive_at_one_point():
 def test_the_error_is_the_response_to_that_of_the_information():
     """An information that is larger by its error everywhere moves V by no more than is said, and by half of that at least."""
     alpha, error = 0.7, 1e-3
-    (found,) = sweep(Problem(Rough(NOISES[1], error=error), 2, 2), [alpha])
+    found = CoupledCurve(Problem(Rough(NOISES[1], error=error), 2, 2)).solve(alpha)
     moved = exact_mixed(NOISES[1], 2, alpha * (1 + error))
     change = np.abs(np.diagonal(moved - exact_mixed(NOISES[1], 2, alpha)))
     assert (change <= 1.02 * found.prediction.error).all()

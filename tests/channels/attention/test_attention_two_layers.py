@@ -9,7 +9,7 @@ from smimbench_channels.attention.softmax.two_layers import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
 from smimbench.problem.problem import Problem
-from smimbench.theory.coupled import sweep
+from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.curve import perfect_limit
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.recursion import UNFINISHED
@@ -292,7 +292,7 @@ def test_theory_from_few_accurate_values(skip, alpha, share):
     """
     table = {"name": "softmax", "layers": 2, "skip": skip}
     problem = Problem({"name": "attention-indexed", "tokens": 2}, table, {"name": "wishart", "rho": 0.3})
-    ((point, _),) = sweep(problem, [alpha])
+    point, _ = CoupledCurve(problem).solve(alpha)
     V = overlap_at(problem, problem.model.kappa * alpha * information_at(problem, point.Q, point.V).value)[1]
     assert (np.abs(np.diagonal(V - point.V)) < share * point.error).all()
     assert UNFINISHED not in point.method
