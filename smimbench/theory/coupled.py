@@ -177,11 +177,14 @@ def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str) 
     nearby = Recursion(problem, alpha * (1 - shift)).nearby(found, 0.05 * size)
     Q, V = overlap_at(problem, found.qhat)
     other = overlap_at(problem, nearby)[1]
-    response = np.abs(np.diagonal(V - other)) / size
+    response = np.abs(np.diagonal(V - other)) / size * found.relative
+    # Where labels see one combination only, errors of the information feign another, which the sample ratio does not move.
+    feigned = overlap_at(problem, found.qhat + found.relative * np.diag(np.diagonal(found.qhat)))[1]
+    response = np.maximum(response, np.abs(np.diagonal(V - feigned)))
     # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
     movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q - prior_moments(problem)[1])))
     left = min(found.residual, 1.0)
-    error = response * found.relative + movable * left * 10 + overlap_error_at(problem, found.qhat) * np.diagonal(V)
+    error = response + movable * left * 10 + overlap_error_at(problem, found.qhat) * np.diagonal(V)
     ratio_error = np.full(len(V), alpha * (found.relative + left))
     return Prediction(alpha, Q, V, error + 1e-12, branch, found.method, alpha_error=ratio_error)
 

@@ -42,7 +42,7 @@ class FixedPoint(NamedTuple):
     relative : float
         Relative error of the information there.
     residual : float
-        Largest entry of what is left of a step in log Qhat.
+        What is left of a step, see ``distance``.
     method : str
         How the information was obtained; it says so where iterations were not enough.
     offset : ndarray (P, P) or None
@@ -137,7 +137,7 @@ class Recursion:
             if UNFINISHED in found.method or (target is not None and is_same_fixed_point(target, log, found.relative)):
                 return found
             image, information = self.image(log)
-            relative, residual = _relative(information), float(np.abs(image - log).max())
+            relative, residual = _relative(information), distance(found.qhat, exponential(image))
             found = found._replace(relative=relative, residual=residual, method=information.method)
             if np.diagonal(log).min() > KNOWN:
                 return found
@@ -180,7 +180,7 @@ class Recursion:
                 relative, residual, method = 1.0, 1.0, f"{method}, {BELOW_RESOLUTION}"
                 break
             step = image - x
-            residual = float(np.abs(step).max())
+            residual = distance(exponential(x), exponential(image))
             arrived = target is not None and is_same_fixed_point(target, image, relative)
             # Sampled values may jump: after a while a residual below their error is enough.
             least = relative if rough and count >= 12 else SOLVED * relative
@@ -218,4 +218,13 @@ def _relative(information: Any) -> float:
 
 def is_same_fixed_point(target: FixedPoint, log: Host, relative: float) -> bool:
     """Whether log Qhat (P, P) is that of a fixed point, within the ``relative`` error of the information."""
-    return float(np.abs(log - symmetric_logarithm(target.qhat)).max()) < 0.3 * relative
+    return distance(target.qhat, exponential(log)) < 0.3 * relative
+
+
+def distance(qhat: Host, other: Host) -> float:
+    """Largest entry of the difference of two Qhat (P, P) in units of the diagonal of the first.
+
+    The logarithms may differ by more: those of eigenvalues that are lost in the noise of the others.
+    """
+    scale = np.sqrt(np.diagonal(qhat))
+    return float(np.abs((other - qhat) / np.outer(scale, scale)).max())

@@ -133,3 +133,34 @@ def test_information_along_joins_the_accurate_ends(end):
         assert np.abs(found[1] - accurate[1]).max() < 0.1 * np.abs(rough - accurate[1]).max()
     plain = Problem(Mixed(NOISES[1]), 2, 2)
     np.testing.assert_array_equal(information_along(plain, Q[0], V[0])(Q[1], V[1]), accurate[1])
+
+
+class Tied(Mixed):
+    """Labels of ``z_1 + z_2`` with noise, known up to errors of 1e-3: of ``z_1 - z_2`` they know nothing but errors."""
+
+    symmetry = "permutations"
+
+    def information(self, Q, V):
+        exact = np.ones((2, 2)) / (V.sum() + self.noise)
+        found = exact * (1 + 1e-3 * np.cos(5 * np.trace(V)) * np.array([[1.0, 0.3], [0.3, 0.9]]))
+        return Uncertain(found, 1e-3 * exact, "Monte Carlo")
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 7.0])
+def test_the_error_holds_for_directions_that_labels_do_not_see(alpha):
+    noise = 0.3
+    (point,) = competing(Problem(Tied(noise), 2, 1), [alpha])[0]
+    # In the direction that is seen, v = 1 / (1 + 2 alpha / (2 v + noise)).
+    half = (2 - 2 * alpha - noise) / 4
+    v = half + np.sqrt(half * half + noise / 2)
+    assert UNFINISHED not in point.method
+    assert (np.abs(point.mse - (1 + v) / 2) < 4 * point.error).all()
+    assert (point.error < 1.5e-3 * alpha + 1e-3).all()
+
+
+def test_a_fixed_point_does_not_depend_on_the_other_sample_ratios():
+    problem, alphas = Problem(Rough(NOISES[1]), 2, 2), np.random.default_rng(3).permutation(np.geomspace(0.01, 9, 7))
+    for points in competing(problem, alphas.tolist()):
+        (alone,) = competing(Problem(Rough(NOISES[1]), 2, 2), [points[0].alpha])[0]
+        np.testing.assert_array_equal(alone.V, points[0].V)
+        np.testing.assert_array_equal(alone.error, points[0].error)

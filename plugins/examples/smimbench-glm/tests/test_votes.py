@@ -82,6 +82,15 @@ def test_a_parity_says_nothing_about_one_direction_alone():
     assert found.second_moment[:, 0, 0, 1, 0] == pytest.approx([2 / math.pi, -2 / math.pi], abs=1e-2)
 
 
+def test_a_committee_settles_before_its_members_are_told_apart():
+    """Labels see the sum of the members only: what is known of their differences is noise, whose logarithm never settles."""
+    problem = smimbench.Problem({"name": "sequence-multi-index", "tokens": 1}, Committee.name, "gaussian")
+    (point,) = solve(problem, [1.0])
+    assert "not enough" not in point.method
+    assert (point.error < 2e-3).all()
+    assert np.ptp(point.Q) < 5e-3
+
+
 def test_bad_parameters_are_named():
     with pytest.raises(smimbench.ParameterError, match="at most 12"):
         SignProduct(components=5, tokens=3)
