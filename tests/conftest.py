@@ -72,13 +72,26 @@ def backend(request) -> Backend:
     return _make_backend(request.param)
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Path:
+    """A folder of all processes of ``pytest -n``."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def solved(shared) -> Path:
+    """Results with the theory of shipped suites, as far as a test has solved it: many suites share a problem."""
+    return shared / "solved"
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_once(tmp_path_factory) -> None:
+def _compiled_once(shared) -> None:
     """In a fresh checkout one of the processes of ``pytest -n`` compiles the kernels; the others would do the same meanwhile."""
     folder = Path(__file__).parent.parent / "plugins" / "smimbench_channels"
     if "PYTEST_XDIST_WORKER" not in os.environ or any(folder.rglob("*.nbi")):
         return
-    with (tmp_path_factory.getbasetemp().parent / "compiling").open("w") as file:
+    with (shared / "compiling").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not any(folder.rglob("*.nbi")):
             from smimbench_channels.attention.softmax import AttentionSoftmax

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,15 @@ def test_keys_of_cells() -> None:
     _assert_same(collect.cell_keys(), REFERENCE["cells"])
 
 
-@pytest.fixture(scope="session")
-def theory(tmp_path_factory) -> Path:
-    """A folder in which all suites, and all processes of the tests, keep what theory they have solved: many share a problem."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "net"
-
-
 SUITES = [
     pytest.param(name, marks=[] if name in collect.QUICK else pytest.mark.slow) for name in sorted(REFERENCE["cells"])
 ]
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_theory_and_figure(name: str, theory: Path) -> None:
-    _assert_same(collect.theory_of(name, theory), REFERENCE["theory"][name])
-    _assert_same(collect.reference_figure(name, theory), REFERENCE["figures"][name])
+def test_theory_and_figure(name: str, solved: Path) -> None:
+    _assert_same(collect.theory_of(name, solved), REFERENCE["theory"][name])
+    _assert_same(collect.reference_figure(name, solved), REFERENCE["figures"][name])
 
 
 @pytest.mark.parametrize("name", collect.RUNS)

@@ -52,7 +52,7 @@ def test_a_page_has_its_figures_its_table_and_the_command_that_made_it(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_theory_is_still_what_the_code_says(path):
+def test_theory_is_still_what_the_code_says(path, solved):
     document, shared = read_packed(path)
     suite = load_suite(path.stem, shared["overrides"])
     plans = {plan.label: plan.problem for plan in suite.plans}
@@ -65,7 +65,7 @@ def test_theory_is_still_what_the_code_says(path):
         chosen = {alphas[round(i)] for i in np.linspace(0, len(alphas) - 1, MOST)}
         for alpha, members in grouped(own, lambda row: row["alpha"]).items():
             if alpha in chosen:
-                (point, *_), *_ = TheoryCache().points(problem, [alpha])
+                (point, *_), *_ = TheoryCache(solved / "theory").points(problem, [alpha])
                 for row in members:
                     values, errors = theory_of(find_metric(row["metric"]), problem, point, 1)
                     allowed = 1e-6 + 1e-4 * abs(row["bayes"]) + 4 * (errors[0] or 0.0) + 4 * (row["bayes_error"] or 0.0)
