@@ -141,11 +141,6 @@ def _summary(side: Mapping[str, float]) -> JsonObject:
     return {**mean_and_error(np.array(list(side.values()))), "n": len(side)}
 
 
-def half_interval(sem: float | None, n: int, error: float | None, level: float = 0.99) -> float:
-    """How far a mean over n runs may be from theory of this error; infinite for a single run."""
-    return math.inf if sem is None or n < 2 else _quantile(n - 1, level) * math.hypot(sem, error or 0.0)
-
-
 def _quantile(freedom: float, level: float) -> float:
     """Half of the interval of Student's t at this level, in standard errors."""
     from scipy.special import stdtrit

@@ -83,6 +83,7 @@ def test_what_ships_passes(capsys):
     assert "0 failed" in out
 
 
+@pytest.mark.slow
 def test_labels_that_are_true_or_false_pass(capsys):
     code, out, _ = call(capsys, "check", "large", "--plugins", ROOT / "plugins" / "examples" / "drop_in.py")
     assert code == 0, out
