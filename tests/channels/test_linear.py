@@ -9,7 +9,6 @@ from smimbench_channels.attention.linear import AttentionLinear
 from smimbench_channels.sequence.linear import SequenceLinear
 
 from smimbench.backend.arrays import to_host
-from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 
 CASES = [
@@ -135,22 +134,3 @@ def test_generalization_error_is_that_of_predictions(rng, channel, P):
         assert found[key].error == 0
     batch = channel.generalization_error(np.stack([Q, Q]), np.stack([V, 0 * V]))
     np.testing.assert_allclose(batch["bayes"].value, [float(found["bayes"].value), 0])
-
-
-@pytest.mark.parametrize(
-    ("make", "parameters", "message"),
-    [
-        (AttentionLinear, {"tokens": 0}, r"^tokens: must be an integer >= 1, got 0$"),
-        (AttentionLinear, {"tokens": 2, "noise": -0.1}, r"^noise: must be a finite number >= 0, got -0.1$"),
-        (AttentionLinear, {"tokens": 2, "noise": math.inf}, r"^noise: "),
-        (AttentionLinear, {"tokens": 2, "noise_convention": "x"}, r"^noise_convention: must be 'scaled' or 'plain'"),
-        (SequenceLinear, {"tokens": 0}, r"^tokens: must be an integer >= 1"),
-        (SequenceLinear, {"tokens": 2, "components": 0}, r"^components: must be an integer >= 1"),
-        (SequenceLinear, {"tokens": 2, "components": 1.0}, r"^components: must be an integer >= 1"),
-        (SequenceLinear, {"tokens": 2, "noise": math.nan}, r"^noise: "),
-        (SequenceLinear, {"tokens": 2, "noise": True}, r"^noise: "),
-    ],
-)
-def test_bad_parameters(make, parameters, message):
-    with pytest.raises(ParameterError, match=message):
-        make(**parameters)

@@ -9,7 +9,6 @@ from smimbench_channels.sequence.softmax import SequenceSoftmax
 from smimbench_channels.sequence.softmax.network import log_attention, output_of_label
 
 from smimbench.backend.arrays import to_host
-from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 
 
@@ -151,33 +150,6 @@ def test_one_layer_thresholds(backend, tokens):
     assert value[1] / 1e-9 == pytest.approx(tokens * (tokens + 1), rel=1e-6)
     assert value[2] * 1e-6 == pytest.approx(tokens, rel=1e-2)
     assert value[3] * 1e-12 == pytest.approx(tokens, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("key", "parameters"),
-    [
-        ("tokens", {"tokens": 1}),
-        ("tokens", {"tokens": 2.5}),
-        ("tokens", {"tokens": "two"}),
-        ("layers", {"tokens": 2, "layers": 0}),
-        ("layers", {"tokens": 2, "layers": 5}),
-        ("layers", {"tokens": 3, "layers": 3}),
-        ("layers", {"tokens": 4, "layers": 2}),
-        ("skip", {"tokens": 2, "layers": 2, "skip": -0.1}),
-        ("skip", {"tokens": 2, "layers": 2, "skip": float("nan")}),
-        ("skip", {"tokens": 2, "layers": 2, "skip": "1"}),
-        ("accuracy", {"tokens": 2, "accuracy": 0.0}),
-        ("accuracy", {"tokens": 2, "accuracy": 1.0}),
-        ("points", {"tokens": 2, "layers": 3, "points": 10}),
-        ("points", {"tokens": 2, "layers": 3, "points": 1e3}),
-    ],
-)
-def test_bad_parameters_are_named(key, parameters):
-    with pytest.raises(ParameterError) as caught:
-        SequenceSoftmax(**parameters)
-    assert caught.value.key == key
-    assert "must be" in caught.value.message
-    assert "got" in caught.value.message
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

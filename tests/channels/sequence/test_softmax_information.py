@@ -66,23 +66,6 @@ def test_error_is_honest():
     assert "Monte Carlo" in few.method
 
 
-def test_mean_over_plain_samples():
-    # E sum_m g_m g_m^T from independent labels, without control variates, correlated layers
-    rng = np.random.default_rng(12)
-    Q = np.array([[0.5, 0.2], [0.2, 0.7]])
-    V = np.array([[0.5, -0.1], [-0.1, 0.3]])
-    channel = SequenceSoftmax(tokens=2, layers=2, skip=0.7, accuracy=1e-4)
-    n = 20_000
-    omega = np.linalg.cholesky(Q) @ rng.standard_normal((n, 2, 2))
-    z = omega + np.linalg.cholesky(V) @ rng.standard_normal((n, 2, 2))
-    g = np.linalg.inv(V) @ (channel.posterior(channel.forward(z), omega, V).mean - omega)
-    sample = np.einsum("nam,nbm->nab", g, g)
-    found = channel.information(Q, V, labels=8192)
-    spread = np.hypot(found.error, sample.std(0) / np.sqrt(n))
-    assert np.all(np.abs(sample.mean(0) - found.value) < 4.5 * spread)
-    np.testing.assert_allclose(found.value, found.value.T)
-
-
 @pytest.mark.parametrize("layers", [2, 3])
 @pytest.mark.parametrize("q", [0.2, 0.8])
 def test_strong_skip_leaves_one_layer(layers, q):
