@@ -11,7 +11,6 @@ import signal
 import time
 import traceback
 import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,27 +22,29 @@ from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import canonical_json, error_line, error_place, printable
 from smimbench.problem.instance import Instance
-from smimbench.problem.problem import Problem, seed_sequence
 from smimbench.registry.adapters import refusal
 from smimbench.registry.metrics import metrics_of_accounts
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
+from smimbench.run.examiner import Examiner, forget_instance
 from smimbench.run.loop import LoopSettings, Status, metered, planned, run_algorithm, running
 from smimbench.run.record import LONGEST, check_types, new_record, plain
 from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smimbench.files import JsonObject
     from smimbench.interfaces import Start
 
-INFORMED_OVERLAP = 0.9
-"""Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
 MOST_TRIES = 6
 """Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""
 
 
-def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObject:
+def run_cell(
+    cell: Cell, *, timing: bool = False, threads: int = 1, run: Callable[[Cell, bool], JsonObject] | None = None
+) -> JsonObject:
     """Run one cell and report whatever happens: a record always comes back.
 
     Parameters
@@ -52,6 +53,8 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObjec
         Whether the times may be trusted (serial, fixed threads, a warm-up of the same shape before the clock starts).
     threads : int
         BLAS threads.
+    run : callable or None
+        ``run(cell, timing)``: what a record says of the run; None: ``run_here``.
     """
     started, tries, lost = time.time(), 0, 0.0
     machine.reset_peak_memory()
@@ -60,7 +63,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObjec
         try:
             with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads), cautious(0.5**tries):
                 warnings.simplefilter("always")
-                found = _run(cell, timing)
+                found = (run or run_here)(cell, timing)
             if tries and "placement" in found:
                 found["placement"]["tries"] = tries + 1
                 said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
@@ -76,7 +79,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObjec
             trace = printable("".join(traceback.format_exception(error)), LONGEST)
             failure = {"reason": error_line(error), "where": error_place(error), "traceback": trace}
             again = tries < MOST_TRIES and not isinstance(error, BackendError) and _backend(cell).ran_out(error)
-        _LATEST.clear()  # whoever raised may have written into it
+        forget_instance()  # whoever raised may have written into it
         if not again:
             return _record(cell, {"status": Status.FAILED.value, **failure}, threads, started, timing=timing)
         gc.collect()
@@ -97,7 +100,6 @@ def _record(cell: Cell, found: JsonObject, threads: int, started: float, *, timi
     """The whole record, as plain values; ValueError if a plugin has put into it what a record cannot hold."""
     timed = "timing" in found
     ends = {
-        **found.get("timing", {}),
         "trusted": timing and timed,
         "machine": machine.fingerprint(),
         "threads": threads,
@@ -106,6 +108,7 @@ def _record(cell: Cell, found: JsonObject, threads: int, started: float, *, timi
         "peak_memory": machine.peak_memory(),
         "started": started,
         "total_seconds": time.time() - started,
+        **found.get("timing", {}),
     }
     record = _of_cell(cell, {**found, "timing": ends})
     whole: JsonObject = plain(record)
@@ -129,19 +132,20 @@ def _different(lines: list[str]) -> list[str]:
     return found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
 
 
-def _run(cell: Cell, timing: bool) -> JsonObject:
+def run_here(cell: Cell, timing: bool, examiner: Callable[..., Examiner] = Examiner) -> JsonObject:
     """What a record says of a run, or of a cell that the algorithm refuses."""
     problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = _backend(cell)
-    instance, checksum = _instance(cell, problem, backend)
+    source = examiner(cell, problem, backend)
+    instance, checksum = source.instance()
     computed = cell.run.start not in STARTS
     if timing and computed:
-        _start(cell, problem, instance, backend)
+        _start(source, instance)
     stop = backend.stopwatch()
     with running(0.0) if computed else contextlib.nullcontext():
-        start = _start(cell, problem, instance, backend)
+        start = _start(source, instance)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
     head_start = stop().seconds if computed else 0.0
     backend.release()
@@ -151,13 +155,12 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
     settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start)
 
     def make_rng(attempt: int) -> np.random.Generator:
-        own = canonical_json(cell.algorithm)
-        return np.random.Generator(np.random.PCG64DXSM(_seed(cell, problem, "initialisation", own, str(attempt))))
+        return source.stream(canonical_json(cell.algorithm), str(attempt))
 
     if timing:
         teacher = problem.prior.sample(make_rng(0), problem.components, instance.dimension)
-        other = replace(instance, signal=teacher).data(backend, start)  # what a warm-up draws must teach nothing
-        _, warm = planned(algorithm, metered(other))
+        other = Instance(problem, teacher, instance.inputs, instance.labels, instance.sample_ratio)
+        _, warm = planned(algorithm, metered(other.data(backend, start)))  # what it draws there must teach nothing
         algorithm.step(problem, warm, algorithm.init(problem, warm, make_rng(0)))
     result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
     if result.status is not Status.DIVERGED:
@@ -211,36 +214,12 @@ def _placement(inputs: Any) -> str:
     return "streamed" if away else "resident"
 
 
-_LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}
-
-
-def _instance(cell: Cell, problem: Problem, backend: Backend) -> tuple[Instance, tuple[float, ...]]:
-    """The instance of a cell, and its checksum as it was drawn; the latest is kept: the algorithms of a suite share it."""
-    on_device = cell.run.draw == "device" and backend.accelerated
-    where = (cell.alpha, cell.dimension, cell.replicate)
-    name = canonical_json([cell.problem, *where, cell.seed, cell.run.dtype, cell.backend if on_device else "host"])
-    if name not in _LATEST:
-        _LATEST.clear()  # two large ones would not fit side by side
-        device = backend if on_device else None
-        drawn = problem.instance(*where, seed=cell.seed, dtype=cell.run.dtype, device=device)
-        _LATEST[name] = drawn, drawn.checksum()
-    return _LATEST[name]
-
-
-def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend) -> Start | None:
+def _start(source: Examiner, instance: Instance) -> Start | None:
     """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
-    if cell.run.start == "uninformed":
-        return None
-    rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
-    if cell.run.start == "informed":
-        # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
-        information = INFORMED_OVERLAP / (1 - INFORMED_OVERLAP)
-        return problem.start(instance, information, rng, backend, informed=True)
-    entry = get_registry().get("algorithm", cell.run.start, problem.model.name)
-    data = metered(instance.data(backend))
+    name, problem = source.cell.run.start, source.problem
+    if name in STARTS:
+        return source.informed(instance) if name == "informed" else None
+    entry = get_registry().get("algorithm", name, problem.model.name)
+    data, rng = metered(instance.data(source.backend)), source.stream("start", bits="PCG64")
     found: Start = build(entry.item, "algorithm", {}).start(problem, data, rng)
     return found
-
-
-def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.SeedSequence:
-    return seed_sequence(cell.seed, problem.identity, cell.alpha, cell.dimension, cell.replicate, stream, *extra)

@@ -27,7 +27,7 @@ import psutil
 from smimbench.files import printable, unless
 from smimbench.run.loop import STILL, Status, read_beat
 from smimbench.run.record import LONGEST
-from smimbench.run.worker import HEAD, send
+from smimbench.run.worker import BOOT, HEAD, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -240,11 +240,9 @@ class _Worker:
         self._pulse = Path(file.name)
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        # The parent's path first, so that nothing of the working folder comes before it.
-        boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
         path = [entry for entry in sys.path if entry not in registry.foreign_path]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", boot, json.dumps(path)],
+            [sys.executable, "-P", "-c", BOOT, json.dumps(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,

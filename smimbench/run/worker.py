@@ -1,20 +1,28 @@
 """A process that works for its parent: tasks come in on one pipe, answers go out on another, whatever a plugin does.
 
 What is printed goes to a file that the parent keeps. The process ends with its parent, also if that was killed.
+
+Cells with items of third parties take two: this one draws the instance and measures estimates (``Desk``), and starts another that
+runs the algorithm (``Student``). That has the data as arrays and random streams without their seeds, and asks for the rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
+import io
 import json
 import os
 import pickle
 import queue
 import signal
 import struct
+import subprocess
 import sys
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -37,6 +45,10 @@ def main() -> None:
     """Do tasks until the parent closes the pipe: the boundary at which errors of plugins become answers."""
     inbox, target = _begin()
     setup: JsonObject = json.loads(inbox.get())
+    knows_teachers = setup["third_party"] and "timing" in setup and "student" not in setup
+    student = Student(setup) if knows_teachers else None
+
+    import numpy
 
     from smimbench.files import error_line, plain_value
     from smimbench.registry.registry import Registry, set_registry
@@ -48,11 +60,28 @@ def main() -> None:
     def tell(**event: Any) -> None:
         send(target, json.dumps(event, default=plain_value).encode())
 
+    def ask(call: str, estimate: Any = None, **arguments: Any) -> Any:
+        """What the parent answers."""
+        from smimbench.backend.arrays import to_host
+
+        body = io.BytesIO()
+        if estimate is not None:
+            numpy.save(body, to_host(estimate), allow_pickle=False)
+        send(target, json.dumps({"call": call, "with": arguments}).encode() + b"\n" + body.getvalue())
+        return pickle.loads(inbox.get())
+
     def cell(one: Any) -> JsonObject:
-        from smimbench.run.cell import run_cell
+        from smimbench.run.cell import run_cell, run_here
+        from smimbench.run.examiner import Remote, draws_no_instance
 
-        return run_cell(one, timing=setup["timing"], threads=setup["threads"])
+        run = student.run if student else None
+        if "student" in setup:
+            draws_no_instance()
+            run = partial(run_here, examiner=partial(Remote, ask))
+        return run_cell(one, timing=setup["timing"], threads=setup["threads"], run=run)
 
+    if student is not None:
+        student.wait()
     tell(ready=True)
     here = os.getpid()
     work: dict[str, Callable[..., Any]] = {"cell": cell}
@@ -73,6 +102,103 @@ def main() -> None:
         if os.getpid() != here:  # a copy that a plugin has forked and forgotten
             os._exit(0)
         send(target, message)
+
+
+BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
+"""Starts a worker. The parent's path first, so that nothing of the working folder comes before it."""
+
+
+class Student:
+    """The process that runs algorithms of third parties for this one, which knows their teachers.
+
+    When it ends by itself, this one ends like it: whoever supervises both sees what has happened.
+    """
+
+    def __init__(self, setup: JsonObject) -> None:
+        self._setup = {**setup, "student": True}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ready = False
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._tell(json.dumps(self._setup).encode())
+        threading.Thread(target=self._listen, args=(self._process.stdout, self._messages), daemon=True).start()
+
+    @staticmethod
+    def _listen(stream: Any, messages: queue.SimpleQueue[bytes | None]) -> None:
+        with stream:
+            while len(head := stream.read(HEAD.size)) == HEAD.size:
+                messages.put(stream.read(*HEAD.unpack(head)))
+        messages.put(None)
+
+    def _tell(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended, which is noticed where its answer is awaited
+            send(self._process.stdin, message)  # type: ignore[arg-type]
+
+    def _heard(self) -> tuple[JsonObject, bytes]:
+        """What it says next."""
+        message = None
+        while message is None:
+            try:
+                message = self._messages.get(timeout=0.5)
+                ended = message is None
+            except queue.Empty:  # somebody else may hold its pipe open
+                ended = self._process.poll() is not None and self._messages.empty()
+            if ended:
+                self._end_likewise()
+        line, _, body = message.partition(b"\n")
+        return json.loads(line), body
+
+    def wait(self) -> None:
+        """Wait until it is ready for work."""
+        if not self._ready:
+            self._ready = self._heard()[0] == {"ready": True}
+
+    def run(self, cell: Any, timing: bool) -> JsonObject:
+        """What a record says of a run; ``timing`` it knows."""
+        import numpy
+
+        from smimbench.run.examiner import Desk
+
+        self.wait()
+        desk = Desk(cell)
+        self._tell(pickle.dumps(("cell", replace(cell, seed=0, replicate=0, secret=None))))
+        try:
+            while True:
+                event, body = self._heard()
+                if "answer" in event:
+                    return desk.sealed({k: v for k, v in event["answer"].items() if k not in ("key", "cell")})
+                if "error" in event:
+                    raise type(event["error"], (Exception,), {})(event["message"])
+                estimate = numpy.load(io.BytesIO(body), allow_pickle=False) if body else None
+                self._tell(pickle.dumps(desk.answer(event["call"], estimate, event["with"])))
+        except BaseException:  # whatever it waits for now does not come
+            self._kill()
+            self._begin()
+            raise
+
+    def _kill(self) -> None:
+        self._process.kill()
+        with contextlib.suppress(OSError, AttributeError):  # there are groups on POSIX only
+            os.killpg(self._process.pid, signal.SIGKILL)  # and what it has started
+
+    def _end_likewise(self) -> None:
+        try:
+            code = self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            code = 1
+        self._kill()
+        faulthandler.disable()
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+            os.kill(os.getpid(), -code)
+        os._exit(code)
 
 
 def _begin() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:

@@ -56,7 +56,8 @@ class Unmade(NamedTuple):
 class Cell:
     """One run of one algorithm on one instance.
 
-    Everything in it is plain data, so that a worker process can rebuild it from names and parameters.
+    Everything in it is plain data, so that a worker process can rebuild it from names and parameters. ``secret`` is the root of
+    its random numbers where ``seed`` only stands for one that nobody is to know yet.
     """
 
     problem: dict[str, JsonObject]
@@ -69,11 +70,17 @@ class Cell:
     run: RunOptions
     problem_label: str = field(compare=False, default="")
     algorithm_label: str = field(compare=False, default="")
+    secret: int | None = field(compare=False, repr=False, default=None)
 
     def identity(self) -> JsonObject:
         """What the key hashes: all that can change the result, and nothing else."""
         own = ("problem", "algorithm", "alpha", "dimension", "replicate", "seed", "backend")
         return {name: getattr(self, name) for name in own} | self.run.identity()
+
+    @property
+    def root(self) -> int:
+        """Root of its random numbers."""
+        return self.seed if self.secret is None else self.secret
 
     @cached_property
     def key(self) -> str:
