@@ -1,4 +1,4 @@
-"""Where arrays live and what the machine can do: namespaces, devices, streaming, clocks and ceilings.
+"""Array backends and machine properties: namespaces, devices, streaming, clocks, memory and speed limits.
 
 Plugins import the names of this page from here.
 """

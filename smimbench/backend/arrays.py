@@ -1,4 +1,4 @@
-"""Arrays of any namespace: which one it is, special functions for it, small arrays to a device, and the way back to the host."""
+"""Helpers for arrays of any namespace: detection, special functions, and transfers between host and device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def namespace(*arrays: Array) -> ModuleType:
 
 
 def clip(x: Array, lower: Array | float | None = None, upper: Array | float | None = None) -> Array:
-    """``min(max(x, lower), upper)``, entry by entry; NaN stays NaN, None is no bound.
+    """Clip every entry to ``min(max(x, lower), upper)``; NaN stays NaN, and a bound of None is ignored.
 
     The ``clip`` of array-api-compat assigns through boolean masks, and a device has to count those before it can go on.
     """
@@ -40,17 +40,17 @@ def clip(x: Array, lower: Array | float | None = None, upper: Array | float | No
 
 
 def matching(array: Array, dtype: Any = None) -> dict[str, Any]:
-    """Device and dtype of an array, to make another like it: ``xp.zeros(shape, **matching(array))``; ``dtype`` overrides it."""
+    """Device and dtype of an array as keywords, as in ``xp.zeros(shape, **matching(array))``; ``dtype`` overrides the dtype."""
     return {"dtype": array.dtype if dtype is None else dtype, "device": array_api_compat.device(array)}
 
 
 def dtype_name(array: Array) -> str:
-    """``"float64"``, ``"float32"``, ...: an array's data type as every namespace calls it."""
+    """Name of an array's data type, such as ``"float64"``, the same for every namespace."""
     return str(array.dtype).rpartition(".")[2]
 
 
 def on_device(value: Any) -> bool:
-    """Whether a value is an array of another library than NumPy; reading it may mean waiting for a device."""
+    """Whether a value is an array of another library than NumPy, so that reading it may wait for a device."""
     return not isinstance(value, (np.ndarray, np.generic)) and bool(array_api_compat.is_array_api_obj(value))
 
 
@@ -69,7 +69,7 @@ def special(xp: ModuleType) -> Any:
 
 
 class _ThroughTheHost:
-    """Functions of host arrays, applied to arrays of another namespace by way of the host."""
+    """Applies functions of host arrays to arrays of another namespace by copying them to the host and back."""
 
     def __init__(self, module: ModuleType, xp: ModuleType) -> None:
         self._module, self._xp = module, xp
@@ -92,7 +92,7 @@ _SENT: deque[tuple[Array, Host]] = deque(maxlen=16)
 
 
 def send(host: Host, like: Array) -> Array:
-    """A small host array where ``like`` lives, in its dtype; ``to_host`` of the result does not wait for the device.
+    """Copy a small host array to the device and dtype of ``like``; ``to_host`` of the result does not wait for the device.
 
     For matrices between components, which are computed on the host: a launch for each operation on four numbers costs
     more than the numbers. The result must not be written to.
@@ -106,7 +106,7 @@ def send(host: Host, like: Array) -> Array:
 
 
 def read_together(*arrays: Any) -> list[Any]:
-    """Arrays and numbers on the host, each with its own shape; all that lives on a device comes in one transfer."""
+    """Copy several arrays and numbers to the host, with one transfer for all that live on a device."""
     found = list(arrays)
     there = []
     for k, array in enumerate(arrays):
@@ -134,7 +134,7 @@ def _sent(array: Array) -> Host | None:
 
 
 def to_host(array: Array) -> Host:
-    """The array as a NumPy array; the only way from a device to the host."""
+    """Convert an array to NumPy; all transfers from a device to the host go through this function."""
     if isinstance(array, np.ndarray):
         return array
     known = _sent(array)

@@ -1,4 +1,4 @@
-"""Backends: an array namespace on a device, with its clock, memory and random numbers.
+"""Base class of backends: an array namespace on a device, with its clock, memory and random numbers.
 
 Each backend is one file in ``smimbench/backend/namespaces``, found by its name.
 """
@@ -27,11 +27,11 @@ NAMESPACES = Path(__file__).with_name("namespaces")
 
 
 class BackendError(RuntimeError):
-    """The backend that was asked for cannot be used on this machine."""
+    """The requested backend cannot be used on this machine."""
 
 
 class Elapsed(NamedTuple):
-    """What passed between two readings of a backend's clock.
+    """Time that passed between two readings of a backend's clock.
 
     ``seconds`` on the wall, from idle device to idle device; ``device_seconds`` between two events on the device's own
     stream, None where there is no device.
@@ -72,7 +72,7 @@ class Backend:
     storage: str | None = None
 
     def asarray(self, array: Array, *, dtype: str | None = None) -> Array:
-        """Move a host array here. Floating-point arrays get this backend's dtype, others keep theirs.
+        """Copy a host array to this backend; floating-point arrays get the backend's dtype, others keep theirs.
 
         An array that lives here already is returned as it is, in the right dtype.
         """
@@ -86,7 +86,7 @@ class Backend:
 
     @property
     def accelerated(self) -> bool:
-        """Whether this is a device with a memory of its own."""
+        """Whether this backend is a device with its own memory, such as a GPU."""
         return False
 
     @property
@@ -95,7 +95,7 @@ class Backend:
         return self.name
 
     def standard_normal(self, seed: np.random.SeedSequence) -> Callable[[tuple[int, ...]], Array]:
-        """A stream of iid N(0, 1) numbers, drawn where this backend computes, in float64.
+        """A stream of iid N(0, 1) numbers in float64, drawn on this backend's device.
 
         Calls continue one stream; equal seeds give equal streams on one kind of device, different ones on another.
         """
@@ -103,26 +103,26 @@ class Backend:
         return lambda shape: self.asarray(host.standard_normal(shape), dtype="float64")
 
     def reader(self, host: Host) -> Callable[[slice], Array]:
-        """A function from slices of the samples to copies of them here, in the host's own data type."""
+        """Function from a slice of samples to a copy of them on this backend, in the host's data type."""
         return lambda part: self.asarray(host[part], dtype=host.dtype.name)
 
     def free_memory(self) -> int | None:
-        """Bytes that arrays may still take on the device; None for the host."""
+        """Bytes still available for arrays on the device; None for the host."""
         return None
 
     def ran_out(self, error: BaseException) -> bool:
-        """Whether an error means that the device ran out of memory; never on the host."""
+        """Whether an error means that the device is out of memory; always False on the host."""
         return False
 
     def release(self) -> None:
-        """Return cached device memory, so that what follows is measured on its own and finds all memory free."""
+        """Return cached device memory, so that the next measurement finds all memory free."""
 
     def peak_memory(self) -> int | None:
-        """Largest memory that the device has used since ``release``, in bytes; None for the host."""
+        """Largest device memory in bytes used since ``release``; None for the host."""
         return None
 
     def synchronize(self) -> None:
-        """Wait until every queued operation is done."""
+        """Wait until all queued operations of the device are done."""
 
     def clock(self) -> float:
         """Seconds on a monotonic clock, read when the device is idle."""
@@ -130,14 +130,14 @@ class Backend:
         return time.perf_counter()
 
     def stopwatch(self) -> Callable[[], Elapsed]:
-        """Start measuring on an idle device; call the result to stop."""
+        """Start a time measurement on an idle device; the returned function stops it."""
         begin = self.clock()
         return lambda: Elapsed(self.clock() - begin)
 
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Let the host's allocator keep what is freed instead of returning it to the system.
+    """Make the host's memory allocator keep freed memory instead of returning it to the system.
 
     glibc maps large arrays again each time and trims its heap after each release, until it has seen a larger array
     come and go; on a virtual machine the page faults cost as much as the matrix products between them. Nothing is
@@ -149,12 +149,12 @@ def _keep_freed_memory() -> None:
 
 @functools.cache
 def backend_names() -> tuple[str, ...]:
-    """Names of all backends, usable here or not: one for each file in ``smimbench/backend/namespaces``."""
+    """Names of all backends, whether usable here or not: one for each file in ``smimbench/backend/namespaces``."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules([str(NAMESPACES)])))
 
 
 def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = False) -> Backend:
-    """Find one of ``backend_names()``, ready for use, in ``"float64"``, ``"float32"`` or ``"mixed"``.
+    """Open the backend of a name from ``backend_names()`` in ``"float64"``, ``"float32"`` or ``"mixed"``.
 
     ``"mixed"`` stores the inputs in float32 and computes in float64.
     ``tf32`` allows TF32 in matrix products of float32; it is without effect on processors and in float64.

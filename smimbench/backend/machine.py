@@ -1,4 +1,4 @@
-"""The machine of a measurement: processor, BLAS threads, driver, versions, git commit, peak memory. Read once per run."""
+"""Description of the machine of a run: processor, BLAS threads, driver, versions, git commit, peak memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Driver(NamedTuple):
 
     @property
     def extra(self) -> str:
-        """The extra of smimbench whose CuPy fits."""
+        """Name of the optional dependency group of smimbench whose CuPy fits this driver."""
         return "cuda13" if self.cuda.startswith("13") else "cuda12"
 
 
@@ -51,7 +51,7 @@ def machine_info() -> dict[str, Any]:
 
 
 def blas_threads(limit: int) -> contextlib.AbstractContextManager[Any]:
-    """Context in which every BLAS of this process uses so many threads."""
+    """Context manager that sets the number of threads of every BLAS library in this process."""
     # Finding the libraries takes a millisecond; none can have come without a module that brought it.
     return _controller(len(sys.modules)).limit(limits=limit)  # type: ignore[no-any-return]
 
@@ -73,7 +73,7 @@ def fingerprint() -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
+    """Versions of Python and of the packages that numerical results depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
@@ -86,7 +86,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Commit of the checkout that smimbench runs from, with a mark if it was changed; None outside a checkout."""
+    """Git commit of the checkout that smimbench runs from, marked if it was modified; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
         return None
@@ -99,7 +99,7 @@ def git_commit() -> str | None:
 
 @functools.cache
 def nvidia_driver() -> Driver | None:
-    """The driver of this machine, or None."""
+    """Version of this machine's NVIDIA driver, or None."""
     import re
     import shutil
 
@@ -114,7 +114,7 @@ def nvidia_driver() -> Driver | None:
 
 
 def reset_peak_memory() -> None:
-    """Begin a new measurement of the peak, where the system allows it (Linux).
+    """Reset the peak-memory counter, where the system allows it (Linux).
 
     What was freed before goes back to the system first, so that it does not count for what follows.
     """
@@ -126,7 +126,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> int:
-    """Largest resident size of this process in bytes since the last reset (or since its start)."""
+    """Largest resident memory of this process in bytes since the last reset (or since its start)."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

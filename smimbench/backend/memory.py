@@ -1,4 +1,4 @@
-"""Memory of an accelerator: what is free, and what of it one chunk of samples may take."""
+"""Memory of an accelerator: how much is free, and how much one chunk of samples may use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _caution: ContextVar[float] = ContextVar("caution", default=1.0)
 
 @contextlib.contextmanager
 def cautious(part: float) -> Iterator[None]:
-    """Reduce chunks, and the memory for inputs that stay on a device, to this fraction within the context.
+    """Context manager that reduces chunk sizes, and the memory for inputs kept on a device, to this fraction.
 
     For what has run out of the memory of a device: what is free beforehand does not tell what an algorithm will take.
     """
@@ -41,12 +41,12 @@ def cautious(part: float) -> Iterator[None]:
 
 
 def caution() -> float:
-    """The current size of chunks as a fraction of the usual one."""
+    """Current chunk size as a fraction of the normal chunk size."""
     return _caution.get()
 
 
 def free_memory(like: Array) -> int | None:
-    """Bytes that arrays may still take where ``like`` lives; None for the memory of the host."""
+    """Bytes still available for arrays on the device of ``like``; None for the host."""
     if type(like) is not np.ndarray and array_api_compat.is_cupy_array(like):
         import cupy
 
@@ -57,7 +57,7 @@ def free_memory(like: Array) -> int | None:
 
 
 def chunk_bytes(like: Array) -> int | None:
-    """Bytes of one chunk of samples on the device where ``like`` lives; None for the host.
+    """Size in bytes of one chunk of samples on the device of ``like``; None for the host.
 
     A power of 2, so that a little more or less free memory changes neither the chunks nor, by the order of sums, a result.
     """

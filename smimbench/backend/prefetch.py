@@ -1,4 +1,4 @@
-"""Slices of a host array, each on its way to the device while the one before it is computed with."""
+"""Prefetching: the next slice of a host array is sent to the device while the current one is in use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Prefetch:
-    """Double buffering: whoever asks for a slice is given it, and the one that should be asked for next sets out.
+    """Double buffering: returns the requested slice and starts the transfer of the next one.
 
     An algorithm goes through the samples in slices of one length, and again from the beginning. Two slices are on the device
     at a time, three while the old one has not been let go of.
@@ -35,7 +35,7 @@ class Prefetch:
         self._first = 0
 
     def __call__(self, part: slice) -> Array:
-        """The samples of a slice, there when the device comes to use them."""
+        """Return the samples of a slice once they have arrived on the device."""
         start, stop, _ = part.indices(self._length)
         asked = (start, max(start, stop))
         ahead, self._ahead = self._ahead, None
@@ -54,7 +54,7 @@ class Prefetch:
         return array
 
     def _following(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The slice that comes next; None where one slice is all."""
+        """The slice after this one; None if one slice covers all samples."""
         if start == 0:
             self._first = stop
         if stop < self._length:
@@ -66,7 +66,7 @@ _PINNED: set[int] = set()
 
 
 def pinned_transfers(cupy: Any, host: Host) -> Prefetch:
-    """Transfers to a GPU from a host array whose pages are locked, once and for as long as it lives, on a stream of their own.
+    """Transfers to a GPU from a host array with locked pages, on a stream of their own.
 
     Raises whatever CUDA raises where pages cannot be locked: limits of the system, memory that is not the process's own.
     """

@@ -1,5 +1,4 @@
-"""What this machine can do at best: rates of matrix products and of reading memory, measured once and remembered, and
-the fraction of them that an iteration reaches.
+"""Speed limits of this machine (matrix products, memory reads), measured once, and the fraction of them an iteration reaches.
 
 An iteration cannot be faster than its matrix products at the rate of a large one, nor than reading its inputs at the
 bandwidth of memory. Whichever of the two takes longer is the ceiling that bounds an algorithm, and the time it needs
@@ -30,14 +29,14 @@ KEYS = ("float64", "float32", "tf32", "bandwidth")
 
 
 class Fraction(NamedTuple):
-    """Part of the ceiling that an iteration reaches, and which one bounds it: ``"products"`` or ``"memory"``."""
+    """Fraction of the machine's peak rate that an iteration reaches, and what limits it: ``"products"`` or ``"memory"``."""
 
     value: float
     bound: str
 
 
 def cache_folder() -> Path:
-    """Where measurements of this machine are kept: ``$SMIMBENCH_CACHE``, or the user's cache folder."""
+    """Folder where measurements of this machine are stored: ``$SMIMBENCH_CACHE``, or the user's cache folder."""
     own = os.environ.get("SMIMBENCH_CACHE")
     if own:
         return Path(own)
@@ -46,13 +45,13 @@ def cache_folder() -> Path:
 
 
 def name_of(backend: str, threads: int) -> str:
-    """Name of a measurement: machine, processor and number of BLAS threads (0 where the host's threads do not matter)."""
+    """File name of a measurement: machine, processor and number of BLAS threads (0 where the host's threads do not matter)."""
     found = get_backend(backend)
     return f"{machine.fingerprint()}-{found.processor}-{0 if found.accelerated else threads}"
 
 
 def remembered(backend: str = "numpy", threads: int = 1) -> dict[str, float] | None:
-    """Rates that were measured before on this machine, or None."""
+    """Rates measured earlier on this machine, or None."""
     try:
         found = json.loads((cache_folder() / f"ceilings-{name_of(backend, threads)}.json").read_text())
         if found["version"] != VERSION:
@@ -63,7 +62,7 @@ def remembered(backend: str = "numpy", threads: int = 1) -> dict[str, float] | N
 
 
 def ceilings(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
-    """Rates of this machine, measured if they are not remembered.
+    """Peak rates of this machine, from the stored measurement or a new one.
 
     Returns
     -------
@@ -75,7 +74,7 @@ def ceilings(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
 
 
 def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
-    """Measure the rates and remember them; about two seconds.
+    """Measure the peak rates and store them; takes about two seconds.
 
     The best of several trials counts, and with one thread the processor's time, not the wall's: others on the machine
     should not lower a ceiling.
@@ -116,7 +115,7 @@ def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
 def fraction(
     seconds: float, cost: Mapping[str, float], rates: Mapping[str, float], dtype: str, *, tf32: bool = False
 ) -> Fraction | None:
-    """How close an iteration of so many seconds comes to the ceiling that bounds it; None if that is not known."""
+    """Fraction of the limiting peak rate reached by an iteration of this duration; None if it is not known."""
     dtype = "float64" if dtype == "mixed" else dtype  # what is computed with
     products = rates.get("tf32" if tf32 and "tf32" in rates else dtype)
     bandwidth = rates.get("bandwidth")
@@ -148,7 +147,7 @@ def _products(backend: Backend, threads: int) -> float:
 
 
 def _bandwidth(backend: Backend, threads: int) -> float:
-    """Reading, by a sum or by BLAS, whichever is faster; the array is larger than any cache."""
+    """Memory bandwidth of reading an array larger than any cache, by a sum or by BLAS, whichever is faster."""
     import psutil
 
     free = backend.free_memory()

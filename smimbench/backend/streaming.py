@@ -1,4 +1,4 @@
-"""Inputs by chunks of samples; inputs that do not fit the device, are drawn again in every pass, or are stored in float32."""
+"""Access to inputs in chunks of samples: streamed from the host, drawn again in every pass, or stored in float32."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ class StreamedInputs:
 
     @property
     def ndim(self) -> int:
-        """3."""
+        """Number of array dimensions: 3."""
         return len(self.shape)
 
     @property
     def dtype(self) -> Any:
-        """Data type of what a slice gives."""
+        """Data type of the slices."""
         return self.like.dtype
 
     @property
     def device(self) -> Any:
-        """Device of what a slice gives."""
+        """Device of the slices."""
         return self.like.device
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class StreamedInputs:
 
 
 class DrawnInputs(StreamedInputs):
-    """Inputs (n, T, D) drawn on a device that they do not fit: they are drawn again whenever they are read.
+    """Inputs (n, T, D) too large for the device's memory, drawn again whenever they are read.
 
     Drawing takes a GPU less time than reading the same numbers from the host.
 
@@ -121,14 +121,14 @@ class DrawnInputs(StreamedInputs):
         self._begin(shape, like, read)
 
     def whole_blocks(self, parts: Iterable[slice]) -> list[slice]:
-        """Slices of about the same length that begin where blocks do, so that none is drawn twice."""
+        """Slices of similar length that start at block boundaries, so that no block is drawn twice."""
         longest = max((part.stop - part.start for part in parts), default=1)
         step = max(1, longest // self.block) * self.block
         return [slice(start, min(start + step, len(self))) for start in range(0, len(self), step)]
 
 
 class NarrowInputs(StreamedInputs):
-    """Inputs (n, T, D) stored in float32 and computed with in float64; slices of the samples are converted.
+    """Inputs (n, T, D) stored in float32, with slices converted to float64 for computing.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class NarrowInputs(StreamedInputs):
 
 
 def take_samples(model: Any, inputs: Array, part: slice) -> Array:
-    """The inputs of some samples, for the model's ``forward`` and ``adjoint``.
+    """Inputs of a slice of samples, for the model's ``forward`` and ``adjoint``.
 
     A model with the data type ``mixed`` reads what is stored in float32 as it is, where that is faster: on a device.
     """
@@ -163,13 +163,13 @@ def take_samples(model: Any, inputs: Array, part: slice) -> Array:
 
 
 def fits(size: int, backend: Backend) -> bool:
-    """Whether inputs of so many bytes may live on the device."""
+    """Whether inputs of this size in bytes may be kept on the device."""
     free = backend.free_memory()
     return free is None or size <= SHARE_OF_MEMORY * caution() * free
 
 
 def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]:
-    """Slices of the samples for one pass over the inputs: forward, posterior and adjoint of one before the next.
+    """Slices of samples for one pass over the inputs: forward, posterior and adjoint for each in turn.
 
     The model's ``chunks`` decides; it is told the bytes of a number and where the work is done, if it asks for them.
     ``components`` is P, or P times the number of students.

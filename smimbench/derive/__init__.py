@@ -1,4 +1,4 @@
-"""Fills in what an item leaves out of its contract, and holds what items share.
+"""Derives the optional members that an item does not implement, and holds code shared by several kinds of items.
 
 Plugins import the names of this page from here.
 """

@@ -1,4 +1,4 @@
-"""Completes channels: what can be derived from ``forward``, and posteriors that are integrated from a likelihood."""
+"""Completes channels: derives predictions and gradients from ``forward``, and integrates posteriors from a likelihood."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DerivedChannel:
-    """A channel whose missing members are derived from its ``forward``; everything else is the channel's own."""
+    """A channel with the members it lacks derived from its ``forward``; members that it implements are kept."""
 
     def __init__(self, channel: Any, sites: int) -> None:
         self.channel = channel
@@ -70,11 +70,11 @@ class DerivedChannel:
 
     @property
     def draws_predictions(self) -> bool:
-        """Whether a prediction is a mean of draws of the noise, whose square is biased by its variance."""
+        """Whether a prediction averages random draws of the noise, so that its square is biased by its variance."""
         return self.channel.predict is None and self.noisy
 
     def predict_twice(self, z: Array, *index: int) -> tuple[Array, Array]:
-        """Two predictions with independent draws of the noise: their product is unbiased.
+        """Two predictions from independent draws of the noise; their product is an unbiased estimate of the square.
 
         Equal ``index`` takes equal draws, others independent ones.
         """
@@ -82,7 +82,7 @@ class DerivedChannel:
         return self._mean_of_draws(z, 8, 0, *index), self._mean_of_draws(z, 8, 1, *index)
 
     def _predict_noiseless(self, z: Array) -> Array:
-        """``E[y | z]`` as a mean over 64 fixed draws of the noise; give the channel a ``predict`` for the exact one."""
+        """``E[y | z]`` as a mean over 64 fixed draws of the noise; a channel with its own ``predict`` is exact."""
         return self._mean_of_draws(z, 64)
 
     def _mean_of_draws(self, z: Array, count: int, *index: int) -> Array:
@@ -193,7 +193,7 @@ class IntegratedChannel(DerivedChannel):
         return namespace(omega).astype(found.log_norm, omega.dtype)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """The channel's own, or ``E sum_c g_c g_c^T`` (..., P, P) from its likelihood; leading axes are a batch."""
+        """``E sum_c g_c g_c^T`` (..., P, P), by the channel's own method or from its likelihood; leading axes are a batch."""
         if self.channel.information is not None:
             found: Uncertain = self.channel.information(Q, V)
             return found
@@ -207,11 +207,11 @@ class IntegratedChannel(DerivedChannel):
 
     @cached_property
     def labels(self) -> Host | None:
-        """All values of a label that has few of them, and whose probabilities add up to one; None otherwise."""
+        """List of all possible labels if there are few and their probabilities add up to one, otherwise None."""
         return few_labels(self.channel, self.sites)
 
     def check(self) -> None:
-        """Raise ParameterError, in one line, if ``forward`` and ``log_likelihood`` do not belong together."""
+        """Raise ParameterError if ``forward`` and ``log_likelihood`` do not describe the same channel."""
 
         def refused(why: str) -> ParameterError:
             who = getattr(self.channel, "name", type(self.channel).__name__)
@@ -238,7 +238,7 @@ class IntegratedChannel(DerivedChannel):
 
     @property
     def draws_predictions(self) -> bool:
-        """False where a label has few values: the prediction is then an exact sum."""
+        """Whether predictions are means over random draws; not if a label has few values, which are summed exactly."""
         return self.labels is None and super().draws_predictions
 
     def _predict_noiseless(self, z: Array) -> Array:
@@ -266,7 +266,7 @@ class IntegratedChannel(DerivedChannel):
 
 
 def complete_channel(channel: Any, model: Model) -> Any:
-    """The channel with everything that can be derived: a posterior from its likelihood, a derivative, a prediction.
+    """Return the channel with all derivable members added: posterior, derivative and prediction.
 
     Parameters
     ----------

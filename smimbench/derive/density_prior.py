@@ -77,7 +77,8 @@ class DensityPrior(DerivedLaw):
         self._places = np.unique(np.concatenate([steps[:-1][fine], steps[1:][fine]])).tolist()
 
     def _log_moments(self) -> Host:
-        """Logarithms of the integrals of 1, of both signs of w and of its square over the law, in ``w = sinh(t)``.
+        """Logarithms of the integral of the density, of both signs of its first moment and of its second moment, by ``w =
+        sinh(t)``.
 
         Scales up to 1e16 are reached; where the law jumps the integrals end there.
         """
@@ -93,7 +94,7 @@ class DensityPrior(DerivedLaw):
         return np.asarray(found.log_norm)
 
     def _raw(self, w: Host) -> Host:
-        """The prior's log-density on the host, in its own units."""
+        """Log-density of the prior at ``w``, as an array on the host, before shift and scale."""
         with np.errstate(all="ignore"):
             found = np.asarray(to_host(self._log_density(w)), dtype=np.float64)
         if found.shape != w.shape:
@@ -143,7 +144,9 @@ class DensityPrior(DerivedLaw):
         return found[:, 0], np.maximum(found[:, 1], 0.0)
 
     def _entries(self, r: Host, information: Host, tolerance: float) -> Host:
-        """Posterior mean and variance, and the log-density of r, (3, N); each entry has its own information."""
+        """Posterior mean, posterior variance and log-density of the observations r, (3, N); each entry has its own
+        information.
+        """
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
         narrow, width = information >= 1, 1 / np.sqrt(information)
         found = self._entries_along(r, information, np.where(narrow, r, 0.0), np.where(narrow, width, 1.0), tolerance)
@@ -157,7 +160,7 @@ class DensityPrior(DerivedLaw):
         return found
 
     def _entries_along(self, r: Host, information: Host, origin: Host, scale: Host, tolerance: float) -> Host:
-        """The same, with nodes ``w = origin + scale t``."""
+        """Posterior mean, variance and log-density of the observations, with quadrature nodes ``w = origin + scale t``."""
 
         def log_weight(t: Host, lines: Host) -> Host:
             start, step, seen, known = (a[lines][:, None] for a in (origin, scale, r, information))
@@ -185,7 +188,7 @@ class DensityPrior(DerivedLaw):
         )
 
     def _error(self, Qhat: Host) -> Host:
-        """Interpolated from quadratures for diagonal ``Qhat``; by quasi-random points otherwise."""
+        """Error of the posterior mean for one ``Qhat``: interpolated quadratures if it is diagonal, else quasi-random points."""
         diagonal = np.diagonal(Qhat)
         if is_diagonal(Qhat):
             return np.diag(self._scalar_error(diagonal))
@@ -200,7 +203,7 @@ class DensityPrior(DerivedLaw):
         return below_linear(curve(information), information, self.variance)
 
     def _exact_error(self, information: Host) -> Host:
-        """``E Var(w | r)`` (N,), by an adaptive rule over r around the one over w."""
+        """Mean posterior variance ``E Var(w | r)`` (N,), by nested adaptive quadrature over w and r."""
         scale = np.sqrt(self.variance + 1 / information)
 
         def log_weight(t: Host, lines: Host) -> Host:
@@ -218,7 +221,7 @@ class DensityPrior(DerivedLaw):
 
 
 class _Columns(Channel):
-    """A column of the signal as the latents of a channel whose likelihood is the prior's density."""
+    """Treats the columns of a signal as latents of a channel whose likelihood is the prior's density."""
 
     name = "prior"
 

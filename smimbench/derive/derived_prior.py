@@ -1,4 +1,4 @@
-"""What derived priors share: the map of overlaps, moments, a factor for gradient methods, and a curve of their error."""
+"""Base classes of derived priors: state-evolution map, moments, factors for gradient methods, and an error curve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ out a decade."""
 
 
 class DerivedPrior:
-    """A prior with derived members; everything else is its own, including the members named in ``first`` if it has them.
+    """A prior with the members it lacks derived; members named in ``first`` are taken from the original prior if it has them.
 
     Gradient methods move in the signal itself (a symmetric matrix: in any matrix, of which the symmetric part counts)
     unless the prior has a factor of its own.
@@ -70,18 +70,18 @@ class DerivedPrior:
         raise NotImplementedError
 
     def _draw(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Host:
-        """Independent N(0, 1) entries of the signal; ParameterError if a width is asked for."""
+        """Draw a signal with independent N(0, 1) entries; raise ParameterError if a width is asked for."""
         if width is not None:
             raise ParameterError("width", f"must not be set with the prior {self.prior.name!r}, got {width}")
         return rng.standard_normal((components, dimension, dimension) if self.matrix else (components, dimension))
 
     def _symmetric(self, signal: Array) -> Array:
-        """A signal as it is, the symmetric part of a matrix."""
+        """Return a matrix signal's symmetric part, and any other signal unchanged."""
         return symmetric(signal) if self.matrix else signal
 
 
 class DerivedLaw(DerivedPrior):
-    """A prior given by the law of one number (an entry, an eigenvalue), with its mean and variance.
+    """A prior defined by the distribution of one number (an entry or an eigenvalue), with its mean and variance.
 
     The law is scaled to unit variance unless the prior draws its own samples: then the prior mean scores 1.
     """
@@ -91,14 +91,14 @@ class DerivedLaw(DerivedPrior):
         self.unit = self.centre = self.variance = math.nan
 
     def _scale(self, mean: float, variance: float) -> None:
-        """Set mean and scale; a mean that is tiny compared with the width is rounding error and counts as zero."""
+        """Set mean and scale; a mean within rounding error of 0 is set to 0."""
         self.unit = 1.0 if gives(Prior, type(self.prior), "sample") else math.sqrt(variance)
         # A prior mean of any size would change what can be learned.
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean
         self.centre, self.variance = mean / self.unit, variance / self.unit**2
 
     def mean_overlap(self, components: int) -> Host:
-        """Squared mean of the law in every entry of (P, P), host."""
+        """Overlap of the prior mean with itself: the squared mean of an entry, at every place of (P, P), host."""
         return np.full((components, components), self.centre**2)
 
     def second_moment(self, components: int) -> Host:
@@ -152,7 +152,7 @@ def error_curve(
 
 
 def below_linear(error: Host, information: Host, variance: float) -> Host:
-    """The error of the best estimate, which is at most that of the best linear one, and equal to it where little is known.
+    """Cap an error at that of the best linear estimate, and use the linear error where there is little information.
 
     There the overlap is the small difference of two large numbers, and rounding could even make it negative.
     """

@@ -1,4 +1,4 @@
-r"""Posterior integrals of a likelihood: by the cheapest method that resolves the posterior of each sample.
+r"""Posterior integrals of a likelihood, each sample by the cheapest method that resolves its posterior.
 
 For ``z ~ N(omega, V (x) I_C)`` and a label y the posterior is ``N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) / Z``, in
 ``P C`` dimensions. All integrals are done in the whitened latents u, ``z = omega + V^{1/2} u``, in which the prior is the
@@ -65,7 +65,7 @@ def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Accuracy
 
 
 def _from_prior(block: Samples) -> Moments:
-    """Points of the prior; another method for samples of which too few points are effective."""
+    """Posterior moments from points drawn from the prior; samples with too few effective points use another method."""
     accuracy = block.accuracy
     found = _on_points(block, accuracy.points)
     # Where errors of single samples average out, a few effective points will do.
@@ -75,7 +75,7 @@ def _from_prior(block: Samples) -> Moments:
 
 
 def _hard(block: Samples) -> Moments:
-    """Samples whose posterior is hardly covered by the prior's points: a thin sheet in latent space, or a small region."""
+    """Mask of samples whose posterior the prior's points barely cover, because it is a thin sheet or a small region."""
     accuracy = block.accuracy
     if block.d > 3:
         return _from_fit(block)
@@ -90,7 +90,7 @@ def _hard(block: Samples) -> Moments:
 
 
 def _from_fit(block: Samples) -> Moments:
-    """Points of a Gaussian that covers the posterior; lines where even those are hardly effective."""
+    """Posterior moments from points of a fitted Gaussian, or along lines where these points are ineffective too."""
     block, accuracy = block.fitted(), block.accuracy
     found = _on_points(block, accuracy.points)
     thin = found.effective < accuracy.thin * accuracy.points * accuracy.replicates
@@ -99,7 +99,7 @@ def _from_fit(block: Samples) -> Moments:
 
 
 def _with_more_points(block: Samples, found: Moments, where: Array) -> Moments:
-    """Four times as many points, and again, for samples whose error is above the target, as far as the effort goes."""
+    """Repeat with four times as many points for samples whose error is above the target, within the limit on effort."""
     count, effort = 4 * block.accuracy.points, block.accuracy.effort
     while effort > 1:
         wrong = where & (found.error > block.accuracy.target)
@@ -109,7 +109,7 @@ def _with_more_points(block: Samples, found: Moments, where: Array) -> Moments:
 
 
 def _redone(block: Samples, found: Moments, mask: Array, method: Callable[[Samples], Moments]) -> Moments:
-    """The moments, those of the samples where ``mask`` holds computed again, 128 samples at a time."""
+    """Moments with those of the samples in ``mask`` recomputed, 128 samples at a time."""
     xp = block.xp
     rows = xp.nonzero(mask)[0]
     starts = range(0, rows.shape[0], 128)
@@ -120,7 +120,7 @@ def _redone(block: Samples, found: Moments, mask: Array, method: Callable[[Sampl
 
 
 def _on_one_line(block: Samples) -> Moments:
-    """One latent dimension: adaptive quadrature, which looks for narrow peaks where errors matter."""
+    """Posterior moments for one latent dimension, by adaptive quadrature that looks for narrow peaks."""
     accuracy, device = block.accuracy, array_api_compat.device(block.omega)
 
     def log_weight(t: Array, lines: Array) -> Array:
@@ -135,7 +135,7 @@ def _on_one_line(block: Samples) -> Moments:
 
 
 def _on_lines(block: Samples, count: int) -> Moments:
-    """Adaptive quadrature along ``count`` parallel lines per sample and replicate."""
+    """Posterior moments by adaptive quadrature along ``count`` parallel lines per sample and replicate."""
     xp, (R, n, d), device = block.xp, block.mean.shape, array_api_compat.device(block.omega)
     direction = xp.matmul(block.factor, block.axis[..., None])[..., 0]
     across = block.points(d - 1, count, "likelihood: lines")
@@ -146,7 +146,7 @@ def _on_lines(block: Samples, count: int) -> Moments:
     origins, ways, owner = xp.reshape(base, (-1, d)), xp.reshape(along, (-1, d)), xp.reshape(owner, (-1,))
 
     def log_weight(t: Array, lines: Array) -> Array:
-        """The Gaussian that the lines follow is divided out, the prior is put in."""
+        """Log-likelihood along the lines, times the prior and divided by the Gaussian that the lines are drawn from."""
         start, way = (xp.take(a, lines, axis=0)[:, None, :] for a in (origins, ways))
         weight = block.log_weight(start + t[..., None] * way, xp.take(owner, lines))
         return weight + t * t / 2 + xp.take(constant, lines)[:, None]
@@ -158,7 +158,7 @@ def _on_lines(block: Samples, count: int) -> Moments:
 
 
 def _on_points(block: Samples, count: int) -> Moments:
-    """Importance sampling with ``count`` quasi-random points per sample and replicate."""
+    """Posterior moments by importance sampling with ``count`` quasi-random points per sample and replicate."""
     xp, (R, n, d) = block.xp, block.mean.shape
     nodes, u = block.placed(block.points(d, count, "likelihood: modes"))
     owner = xp.broadcast_to(xp.arange(n, device=array_api_compat.device(u)), (R, n))
@@ -167,7 +167,7 @@ def _on_points(block: Samples, count: int) -> Moments:
 
 
 def _gathered(block: Samples, weight: Array, points: Array, scatter: Array | None = None) -> Moments:
-    """Moments from log-weights (R, n, K) and points (R, n, K, d) in independent replicates.
+    """Combine log-weights (R, n, K) and points (R, n, K, d) of independent replicates into posterior moments.
 
     ``scatter`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the spread
     of the replicates says nothing: the error is then at least the size of the cloud over the square root of their number.

@@ -1,4 +1,4 @@
-"""Properties of labels: observable form (probabilities), noise, smoothness, number of values, symmetries of the latents."""
+"""Properties of a channel's labels: noise, smoothness, number of values, symmetries, and form shown to users."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def observable(channel: Any, y: Array) -> Array:
-    """Labels as a user would measure them: probabilities instead of log-probabilities, say."""
+    """Labels in the form a user measures, such as probabilities instead of log-probabilities."""
     convert = channel.observable
     return y if convert is None else convert(y)
 
 
 def predict(channel: Any, z: Array) -> Array:
-    """Noiseless observable output of given latents; the plug-in prediction when ``z`` is an estimate."""
+    """Noiseless labels of given latents in observable form; with an estimate as ``z`` this is the plug-in prediction."""
     direct = channel.predict
     return observable(channel, channel.forward(z)) if direct is None else direct(z)
 
 
 def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
-    """Two predictions whose product has the mean of the squared prediction: independent means of draws, or one twice.
+    """Two predictions whose product is an unbiased squared prediction: independent means of draws, or one exact value twice.
 
     Equal ``index`` means equal draws of the noise, so that differences of predictions have little of it.
     """
@@ -40,7 +40,7 @@ def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
 
 
 def gives_probabilities(problem: ProblemLike) -> bool:
-    """Whether a label, as a user would measure it, is made of rows of probabilities."""
+    """Whether observable labels are rows of probabilities."""
     rng = monte_carlo_rng("label of a few latents")
     z = rng.standard_normal((4, problem.components, problem.model.sites))
     channel: Any = problem.channel
@@ -52,7 +52,7 @@ def gives_probabilities(problem: ProblemLike) -> bool:
 
 
 def probe(channel: Any, sites: int, count: int) -> Array:
-    """A few fixed latents (count, P, C) on which a channel is tried out."""
+    """A few fixed latents (count, P, C) for testing the properties of a channel."""
     shape = (count, int(channel.components), sites)
     return monte_carlo_rng("symmetry: latents").standard_normal(shape)
 
@@ -82,7 +82,7 @@ def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
 
 
 def is_exact(channel: Any, sites: int) -> bool:
-    """Whether a noiseless label moves with every small move of the latents: then it has no density."""
+    """Whether noiseless labels change with every small change of the latents, so that they have no density."""
     if is_noisy(channel, probe(channel, sites, 8)):
         return False
     z = probe(channel, sites, 64)
@@ -92,7 +92,7 @@ def is_exact(channel: Any, sites: int) -> bool:
 
 
 def few_labels(channel: Any, sites: int) -> Host | None:
-    """All values of a label that has few of them, and whose probabilities add up to one; None otherwise."""
+    """List of all possible labels if there are few and their probabilities add up to one, otherwise None."""
     rng = monte_carlo_rng("likelihood: symmetry")
     z = probe(channel, sites, 4096)  # values of a smaller probability are not met
     y = np.asarray(channel.forward(z, rng=rng))
@@ -111,7 +111,7 @@ def few_labels(channel: Any, sites: int) -> Host | None:
 
 
 def symmetry_of_labels(channel: Any, sites: int) -> str:
-    """The largest group of transformations of the latents, among those the engine knows, that leaves all labels unchanged."""
+    """Name of the largest known group of transformations of the latents that leaves all labels unchanged."""
     rng = monte_carlo_rng("likelihood: which kind of label")
     P = int(channel.components)
     unseen = partial(_unseen, channel, sites)
@@ -130,7 +130,7 @@ def symmetry_of_labels(channel: Any, sites: int) -> str:
 
 
 def _unseen(channel: Any, sites: int, transformation: Array) -> bool:
-    """Whether labels are as likely under transformed latents as under the latents themselves."""
+    """Whether a transformation of the latents leaves the probability of all labels unchanged."""
     z = probe(channel, sites, 64)
     turned = transformation @ z
     if channel.log_likelihood is not None:

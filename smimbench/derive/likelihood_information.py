@@ -1,4 +1,4 @@
-"""Information about the latents in labels that are given by their likelihood alone: ``E sum_c g_c g_c^T`` and its error.
+"""Information about the latents ``E sum_c g_c g_c^T`` and its error, for channels given only by a likelihood.
 
 A label with few values is summed over, in one dimension by nested quadrature; any other label is drawn.
 """
@@ -41,7 +41,7 @@ LOST = 4e-3
 
 @dataclass(frozen=True, eq=False)
 class LikelihoodInformation:
-    """Information of one channel that gives ``forward(z, rng=...)`` and ``log_likelihood(y, z)``, with P components and C sites.
+    """Information of a channel with ``forward(z, rng=...)`` and ``log_likelihood(y, z)``, P components and C sites.
 
     ``labels`` are all values of a label that has few of them; ``blind_to_signs`` says that no label sees the common sign of
     the latents, so that labels tell nothing at zero overlap; ``target`` is the error of the posterior mean to aim at.
@@ -56,7 +56,7 @@ class LikelihoodInformation:
 
     @property
     def dimension(self) -> int:
-        """P C."""
+        """Number of latents per sample, P C."""
         return self.components * self.sites
 
     def __call__(self, Q: Array, V: Array) -> Uncertain:
@@ -79,11 +79,11 @@ class LikelihoodInformation:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether it is computed by quadrature, not by sampling."""
+        """Whether the information is computed by quadrature rather than by sampling."""
         return self.labels is not None and self.dimension == 1
 
     def _of_scalars(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Values and errors for overlaps and errors (N,); near both ends they follow the known limits."""
+        """Information and its error for overlaps (N,) of one component; close to 0 and 1 from the known limits."""
         least = 0.0 if self.labels is None else NARROWEST if self._is_exact else THINNEST
         far = least * Q > V
         at = np.where(far, least * Q, V)
@@ -109,7 +109,7 @@ class LikelihoodInformation:
         return value, error
 
     def _at(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Value and error for scalars (N,) anywhere; sampled values are stored."""
+        """Information and its error for scalars (N,) anywhere; sampled values are cached."""
         if self._is_exact:
             return self._by_quadrature(Q, V)
 
@@ -137,7 +137,9 @@ class LikelihoodInformation:
         return kept(self, "slopes", sample, key=V)
 
     def _estimate(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Value and error (P, P) by sums over labels or by labels that are drawn; with more points if the error is too large."""
+        """Information and its error (P, P), by sums over labels or by drawn labels; repeated with more points if too
+        inaccurate.
+        """
         method, points, good = (
             (self._over_samples, 256, 1.5e-2) if self.labels is None else (self._sum_over_labels, 64, 1e-3)
         )
@@ -185,12 +187,12 @@ class LikelihoodInformation:
         return np.asarray(np.einsum("yn,yni,ynj->ij", 2 / np.maximum(sum(masses), 1e-300), *means))
 
     def _by_quadrature(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """The same in one dimension for all (Q, V) at once: adaptive quadrature over omega, and inside it over z."""
+        """Information in one dimension for all (Q, V) at once, by nested adaptive quadrature over omega and z."""
         scale, width, labels = np.sqrt(Q), np.sqrt(V), self.labels
         tolerance = ONE_LINE / 10
 
         def inner(omega: Array, spread: Array) -> Array:
-            """``sum_y P(y | omega) E[u | y, omega]^2`` (M,)."""
+            """Sum over labels ``sum_y P(y | omega) E[u | y, omega]^2`` (M,)."""
 
             def log_weight(u: Array, lines: Array) -> Array:
                 at = lines // len(labels)
@@ -218,7 +220,7 @@ class LikelihoodInformation:
         return value, np.where(value > 0, value * np.clip(10 * found.error, 0.0, 1.0), 0.0)
 
     def _over_samples(self, Q: Array, V: Array, points: int) -> tuple[Array, Array]:
-        """Value and error from labels that are drawn: two independent halves of the points give two means of each."""
+        """Information and its error from drawn labels; each factor of the product uses an independent half of the points."""
         P, C = self.components, self.sites
         root_Q, root_V = symmetric_root(Q), symmetric_root(V)
 
@@ -239,7 +241,7 @@ class LikelihoodInformation:
 
 @lru_cache(maxsize=64)
 def _wide_points(dimension: int, seed: int) -> tuple[Array, Array]:
-    """Points from Gaussians of several widths at once, and their weights as points of the standard normal law."""
+    """Points drawn from Gaussians of several widths, with their importance weights for the standard normal law."""
     u = np.concatenate(
         [
             scale * whitened_points(dimension, count, "likelihood: mixture", seed, i)

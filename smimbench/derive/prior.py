@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def complete_prior(prior: Any, model: Model) -> Any:
-    """The prior with everything the engine can derive; the same object where nothing is missing.
+    """Return the prior with all derivable members added, or the same object if it lacks none.
 
     Raises
     ------
@@ -51,14 +51,14 @@ def complete_prior(prior: Any, model: Model) -> Any:
 
 
 def denoise_step(prior: Any, R: Array, Qhat: Array) -> Denoised:
-    """``denoise`` for an iteration at finite size, ``continued`` where the prior has such an argument."""
+    """Call ``denoise`` within an iteration at finite size, with ``continued=True`` where the prior accepts that argument."""
     options = {"continued": True} if takes(prior.denoise, "continued") else {}
     found: Denoised = prior.denoise(R, Qhat, **options)
     return found
 
 
 def why_theory_only(prior: Any, components: int) -> str | None:
-    """Why no signal of a prior can be drawn, as of a limit that only theory knows: what ``mean`` raises; None if one can."""
+    """Reason why no signal can be drawn from a prior (the message ``mean`` raises, e.g. for a limit), or None."""
     try:
         prior.mean(components, 8)
     except ParameterError as error:

@@ -1,4 +1,4 @@
-r"""Information and susceptibility as means over random labels: one engine for every posterior.
+r"""Information and susceptibility as Monte Carlo means over random labels, for any channel with a posterior.
 
 Labels are drawn in independent scrambles of a Sobol sequence. In units of V (``h = V^{-1/2} (z - omega)``) the information is the
 mean of ``S = sum_c <h_c> <h_c>^T``. On the Nishimori line these have mean zero, whatever Q, and are used as control variates:
@@ -44,7 +44,7 @@ for it."""
 
 
 class Labels(NamedTuple):
-    """One scramble of labels and their posterior; host arrays.
+    """A set of quasi-randomly drawn labels and their posteriors, as host arrays.
 
     Posterior means and responses come twice: equal where the posterior is exact, independent where it is sampled.
 
@@ -90,7 +90,7 @@ class LabelMeans(NamedTuple):
 
 
 def without_overlap(Q: Host) -> list[int]:
-    """Components without overlap: their posterior means are zero."""
+    """Mask of components whose overlap is zero, so that their posterior means vanish."""
     return [a for a in range(len(Q)) if Q[a, a] == 0.0]
 
 
@@ -155,7 +155,7 @@ def _outer(a: Host, b: Host) -> Host:
 
 
 def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
-    """Numbers with mean zero, (n, K)."""
+    """Control variates: random numbers with known mean zero, (n, K)."""
     one, two = drawn.means
     n, P, C = one.shape
     upper = np.triu_indices(P)

@@ -1,4 +1,4 @@
-"""Samples with their labels, in whitened latents ``z = omega + V^{1/2} u``, and Gaussians that cover their posteriors."""
+"""Samples in whitened latents ``z = omega + V^{1/2} u`` with their labels, and Gaussians that cover their posteriors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How much work an integral over a posterior may take.
+    """Accuracy targets and work limits of an integral over a posterior.
 
     ``target`` is the error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``;
     ``effort`` the largest factor by which points are added where the target is missed, 1 adds none.
@@ -66,7 +66,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Some samples with their labels (n, ...), omegas (n, P, C) and ``V^{1/2}``; where their points are put.
+    """Samples with labels (n, ...), omegas (n, P, C), ``V^{1/2}``, and the Gaussians that integration points are drawn from.
 
     Points of replicate r come from ``N(mean, factor factor^T)``, (R, n, d) and (R, n, d, d); lines are drawn along ``axis``
     (R, n, d), and points reflected by it, so that samples have independent errors.
@@ -83,7 +83,7 @@ class Samples:
 
     @classmethod
     def on_prior(cls, channel: Any, y: Array, omega: Array, root: Array, accuracy: Accuracy, start: int) -> Samples:
-        """Samples whose points come from the prior; ``start`` numbers the block."""
+        """Samples with integration points drawn from the prior; ``start`` numbers the block."""
         xp, device = namespace(omega), array_api_compat.device(omega)
         R, n, d = accuracy.replicates, omega.shape[0], omega.shape[1] * omega.shape[2]
         axis = monte_carlo_rng("likelihood: block", d, start).standard_normal((n, d))
@@ -99,25 +99,27 @@ class Samples:
 
     @property
     def d(self) -> int:
-        """P C."""
+        """Number of latents per sample, P C."""
         return int(self.mean.shape[2])
 
     def take(self, rows: Array) -> Samples:
-        """Some of the samples."""
+        """Subset of the samples."""
         take = self.xp.take
         y, omega = (take(a, rows, axis=0) for a in (self.y, self.omega))
         mean, factor, axis = (take(a, rows, axis=1) for a in (self.mean, self.factor, self.axis))
         return replace(self, y=y, omega=omega, mean=mean, factor=factor, axis=axis)
 
     def points(self, dimension: int, count: int, purpose: str) -> Array:
-        """Quasi-random points (R, 1, count, dimension), the same for all samples, others for every replicate."""
+        """Quasi-random points (R, 1, count, dimension), shared by all samples but different for every replicate."""
         host = [whitened_points(dimension, count, purpose, r) for r in range(self.accuracy.replicates)]
         return self.xp.asarray(
             np.stack(host)[:, None], dtype=self.xp.float64, device=array_api_compat.device(self.omega)
         )
 
     def placed(self, points: Array) -> tuple[Array, Array]:
-        """Points (R, 1, k, d) of the standard normal law, reflected, and where the Gaussians put them, (R, n, k, d) each."""
+        """Points (R, 1, k, d) of the standard normal law after reflection, and mapped into each sample's Gaussian (R, n, k,
+        d).
+        """
         xp = self.xp
         turned = reflected(xp.broadcast_to(points, (*self.mean.shape[:2], *points.shape[2:])), self.axis, xp)
         return turned, self.mean[:, :, None, :] + xp.matmul(turned, xp.matrix_transpose(self.factor))
@@ -141,11 +143,11 @@ class Samples:
         return xp.reshape(clip(found, IMPOSSIBLE, None), (N, k))
 
     def log_weight(self, u: Array, rows: Array) -> Array:
-        """Logarithm of likelihood times prior, but for a constant, (N, k)."""
+        """Logarithm of likelihood times prior up to a constant, (N, k)."""
         return self.log_likelihood(u, rows) - self.xp.sum(u * u, axis=-1) / 2
 
     def fitted(self) -> Samples:
-        """For every sample and replicate a Gaussian that covers the posterior.
+        """Fit a Gaussian that covers the posterior, for every sample and replicate.
 
         Fit, move, repeat, with the weights raised to the power that keeps the fraction ``Accuracy.fitted`` of the points
         effective. Every replicate has a fit of its own: where one has missed something, the replicates disagree and the
@@ -196,7 +198,7 @@ def effective_count(weight: Array, xp: ModuleType) -> Array:
 
 
 def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
-    """Points (..., K, d) after the reflection that takes the first unit vector to ``axis`` (..., d), up to sign."""
+    """Points (..., K, d) reflected so that the first unit vector maps to ``axis`` (..., d), up to sign."""
     unit = xp.astype(xp.arange(axis.shape[-1], device=array_api_compat.device(axis)) == 0, axis.dtype)
     normal = axis - unit * xp.where(axis[..., :1] > 0, -xp.ones_like(unit), xp.ones_like(unit))
     normal = normal / xp.linalg.vector_norm(normal, axis=-1, keepdims=True)
@@ -206,7 +208,8 @@ def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
 def _tempered_fit(
     u: Array, weight: Array, mean: Array, covariance: Array, fitted: float, xp: ModuleType
 ) -> tuple[Array, Array]:
-    """Mean and covariance under the weights raised to the power at which the fraction ``fitted`` of the points are effective.
+    """Mean and covariance under tempered weights, raised to the power that makes the fraction ``fitted`` of the points
+    effective.
 
     While that power is below one the cloud is still on its way: its extent along the way is kept, or it would shrink
     before it arrives.

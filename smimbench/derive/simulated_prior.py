@@ -1,4 +1,4 @@
-"""Priors given by their samples and their denoiser: moments and the state-evolution map from simulations of the two."""
+"""Priors given by ``sample`` and ``denoise``, whose moments and state-evolution map are simulated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedPrior(DerivedPrior):
-    """A prior with ``sample`` and ``denoise``: moments and the state-evolution map from simulations of the two.
+    """A prior with ``sample`` and ``denoise``; its moments and state-evolution map are simulated.
 
     The error of ``overlap`` is the statistical one of a simulation with about 10^5 entries of the signal, the same draws for
     every ``Qhat``: below a per cent for usual laws, more for sparse ones, and much more where hardly any entry is wrong. A closed
@@ -42,7 +42,7 @@ class SimulatedPrior(DerivedPrior):
         self._size = (300, 2) if self.matrix else (1 << 14, 8)
 
     def mean(self, components: int, dimension: int) -> Host:
-        """The output of ``denoise`` without information."""
+        """Prior mean of the signal: the output of ``denoise`` without information."""
         nothing = np.zeros(self.model.signal_shape(components, dimension))
         return np.asarray(self.prior.denoise(nothing, 1e-12 * np.eye(components)).estimate)
 
@@ -62,7 +62,7 @@ class SimulatedPrior(DerivedPrior):
         return kept(self, "moments", simulate, key=components)
 
     def second_moment(self, components: int) -> Host:
-        """Mean over simulations."""
+        """Second moment of the signal, as a mean over simulations."""
         found: Host = self._moments(components)[0].mean(axis=0)
         return found
 
@@ -71,7 +71,7 @@ class SimulatedPrior(DerivedPrior):
         return self._moments(components)[1]
 
     def overlap_error(self, Qhat: Host) -> float:
-        """Relative error of V at ``Qhat`` (P, P): the spread of the simulations; 0 where the prior has a map of its own."""
+        """Relative error of V at ``Qhat`` (P, P), from the spread of simulations; 0 where the prior has its own map."""
         if not self._simulates:
             return 0.0
         if self.matrix:
@@ -88,7 +88,7 @@ class SimulatedPrior(DerivedPrior):
         return self._curve()[0](np.diagonal(Qhat))[None, :]
 
     def _curve(self) -> tuple[Callable[[Host], Host], Host, Host]:
-        """V as a function of Qhat, and its relative error at some log Qhat."""
+        """Simulated V as a function of Qhat, with its relative error on a grid of log Qhat."""
 
         def build() -> tuple[Callable[[Host], Host], Host, Host]:
             variance = float(self.second_moment(1)[0, 0] - self.mean_overlap(1)[0, 0])
@@ -134,7 +134,7 @@ class SimulatedPrior(DerivedPrior):
 
 
 def _relative_error(draws: Host) -> Host:
-    """Standard error of the diagonal of a mean over draws (draws, P, P), relative to it (P,)."""
+    """Relative standard error (P,) of the diagonal of a mean over simulated matrices (draws, P, P)."""
     each = np.diagonal(draws, axis1=1, axis2=2)
     # Wider by 1.3, so that four of the errors of eight simulations are as rare as four known ones.
     sem = 1.3 * each.std(axis=0, ddof=1) / math.sqrt(len(each))

@@ -1,4 +1,4 @@
-"""Matrices of extensive rank given by their spectrum: posterior mean and error by free convolution with a semicircle."""
+"""Priors of matrices with a given spectrum: posterior mean and error by free convolution with a semicircle."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class SpectrumPrior(DerivedLaw):
 
     @property
     def law(self) -> Law:
-        """Means over eigenvalues under noise (see ``FreeConvolution.means``), with the posterior mean and variance of S in their
-        direction; and the fluctuation of an overlap: the spectrum is fixed, the estimate's moves by about 1/D.
+        """Means over eigenvalues under noise (see ``FreeConvolution.means``), also of the posterior, and the size of overlap
+        fluctuations, about 1/D.
         """
         own: Law = self.prior.law
         return own._replace(spectral_means=self._law.means, fluctuation=lambda dimension: 2.0 / dimension)
@@ -128,7 +128,7 @@ class SpectrumPrior(DerivedLaw):
         return Denoised(xp.stack(estimates), xp.asarray(V, **matching(R)))
 
     def _error(self, Qhat: Host) -> Host:
-        """``V_pp = F([Qhat^{-1}]_pp)``."""
+        """Error of every component, ``V_pp = F([Qhat^{-1}]_pp)``."""
         with np.errstate(divide="ignore"):
             return np.diag(self._scalar_error(1 / _noise_of(Qhat)))
 
@@ -141,7 +141,7 @@ class SpectrumPrior(DerivedLaw):
 
 
 def _noise_of(Qhat: Host) -> Host:
-    """``[Qhat^{-1}]_pp`` (P,), infinite where nothing is known."""
+    """Noise variance of every component, ``[Qhat^{-1}]_pp`` (P,); infinite without information."""
     diagonal = np.diagonal(Qhat)
     with np.errstate(divide="ignore"):
         if is_diagonal(Qhat) or not np.isfinite(Qhat).all():
@@ -152,7 +152,7 @@ def _noise_of(Qhat: Host) -> Host:
 
 
 def _probability_rule(order: int) -> tuple[Host, Host]:
-    """Nodes and weights on (0, 1) for functions of a probability, which may grow towards the ends."""
+    """Quadrature nodes and weights on (0, 1) for functions of a probability that may diverge at the ends."""
     nodes, weights = gauss_legendre(order)
     # Panels halve towards both ends, down to 2^-24, so that the tails of an unbounded law are resolved.
     edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(23, -1, -1.0)])

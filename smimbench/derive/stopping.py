@@ -1,4 +1,4 @@
-"""The default stopping rule: a run ends when its residual is small, or its overlaps are stationary and agree with each other.
+"""The default stopping rule: stop when the residual is small, or when overlaps are stationary and agree with each other.
 
 It rests on the Nishimori identity: for a posterior mean, the overlap of the estimate with itself equals its overlap with the
 signal, so that an algorithm that predicts the second can be checked against the first.
@@ -95,7 +95,7 @@ class OverlapRule(StoppingRule):
             self.history.append((info.predicted_overlap, info.self_overlap))
 
     def ending(self, tolerance: float) -> str | None:
-        """Why the run may end here, or None."""
+        """Reason why the run may stop now, or None."""
         info, settings = self.latest, self.settings
         if info is None:
             return None
@@ -138,7 +138,7 @@ class OverlapRule(StoppingRule):
         return None
 
     def settled(self) -> str | None:
-        """Why a run that used all its iterations still counts as converged, or None.
+        """Reason why a run that used all its iterations counts as converged, or None.
 
         Either its error is below ``precision`` and falls, or its overlaps stand still within their own fluctuation: over the
         long window, or for low rank over the second half of the run, where the fluctuation is slow. On matrices a slow
@@ -179,11 +179,11 @@ class OverlapRule(StoppingRule):
         return still
 
     def _close(self, error: Any) -> Any:
-        """Drift of the predicted overlap that counts as none where a residual lingers, (P,)."""
+        """Largest drift of the predicted overlap (P,) that counts as none while the residual stays above its tolerance."""
         return max(self.settings.lingering, self.relative / 8) * error
 
     def complaint(self) -> str | None:
-        """How the predicted overlap and the self-overlap disagree, as a message, or None."""
+        """Message on how the predicted overlap and the self-overlap disagree, or None if they agree."""
         info = self.latest
         if info is None or info.predicted_overlap is None or info.self_overlap is None:
             return None

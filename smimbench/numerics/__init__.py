@@ -1,4 +1,4 @@
-"""Numerical methods that know nothing of attention: integrals, random points, linear algebra, results kept.
+"""General numerical methods: integrals, random points, linear algebra, caches; nothing specific to attention.
 
 Plugins import the names of this page from here.
 """

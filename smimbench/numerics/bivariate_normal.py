@@ -101,7 +101,7 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
 def _log_cdf_central(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool
 ) -> tuple[Array, list[Array]]:
-    """Probability and [log, gradient, second derivatives], good where the probability is not small."""
+    """Bivariate normal probability and [log, gradient, second derivatives], accurate where it is not small."""
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
     # |r| <= 0.5 needs no more than 10 nodes for 1e-13 where the probability exceeds 1e-7
@@ -148,7 +148,8 @@ def _excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
 
 
 def _log_cdf_tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool) -> list[Array]:
-    """[log, gradient, second derivatives] by quadrature over the distance ``a`` from the nearer boundary.
+    """Bivariate normal [log, gradient, second derivatives] in the tails, by quadrature over the distance to the nearer
+    boundary.
 
     With h <= k the integrand ``phi(h - a) Phi((k - rho (h - a)) / s)``, divided by its value at a = 0, is
     log-concave with curvature of at least 1 and its mode is at or next to a = 0; all that is needed are its

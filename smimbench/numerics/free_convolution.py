@@ -1,4 +1,4 @@
-r"""Denoising a symmetric matrix of any known spectrum: free convolution with a semicircle by subordination; means, MMSE.
+r"""Denoising of a symmetric matrix with any known spectrum, by free convolution with a semicircle: means and MMSE.
 
 The observation is ``R = S + sqrt(Delta) Z`` with S rotationally invariant of spectrum ``mu_S``, and Z a GOE
 matrix of semicircle variance 1 (variance 1/D off the diagonal). For every real u let ``v(u) >= 0`` solve
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class FreeConvolution:
-    r"""A spectrum given by atoms, seen through semicircular noise of any variance.
+    r"""Spectrum given by atoms, observed through semicircular noise of any variance.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class FreeConvolution:
         self.weights = np.bincount(where, weights) / weights.sum()
 
     def rie(self, x: Array, noise: float) -> Array:
-        """Eigenvalues of the posterior mean of S where the observation has x: ``x - 2 noise Re g(x)``.
+        """Rotation-invariant estimator: maps an observed eigenvalue x to that of the posterior mean, ``x - 2 noise Re g(x)``.
 
         Parameters
         ----------
@@ -92,7 +92,9 @@ class FreeConvolution:
         return xp.astype(self._invert(x, noise).shrunk * math.sqrt(noise), x.dtype)
 
     def _invert(self, x: Array, noise: float) -> _Subordinated:
-        """The point u with ``x(u) = x``, in units of ``sqrt(noise)``: Newton's method from ``|x - u| <= 1``."""
+        """Solve ``x(u) = x`` for the subordination point u, in units of ``sqrt(noise)``, by Newton's method from ``|x - u| <=
+        1``.
+        """
         xp, root = namespace(x), math.sqrt(noise)
         place = matching(x, xp.float64)
         atoms, weights = xp.asarray(self.atoms / root, **place), xp.asarray(self.weights, **place)
@@ -181,7 +183,7 @@ class FreeConvolution:
         return Uncertain(float(found.value[0]), float(found.error[0]), found.method)
 
     def _discretised(self, compute: Callable[[FreeConvolution], Uncertain]) -> Uncertain:
-        """What is computed of a law, less sure where that is known through finitely many atoms."""
+        """Result computed from a law, with a larger error if the law is known only through finitely many atoms."""
         found = compute(self)
         if self.law == "exact":
             return found
@@ -193,7 +195,7 @@ class FreeConvolution:
         return Uncertain(found.value, error, "quadrature over quantiles")
 
     def _resolution(self, noise: float) -> float:
-        """Rounding of the largest atom, in units of the width of the narrowest bulk."""
+        """Rounding error of the largest atom, in units of the width of the narrowest bulk."""
         width = math.sqrt(noise) * math.sqrt(float(self.weights.min()))
         return 2e-16 * float(np.abs(self.atoms).max()) / width
 
@@ -244,7 +246,7 @@ class FreeConvolution:
 
 
 class _Subordinated(NamedTuple):
-    """What the subordination says at points u (n,), for noise 1: ``x = u + drift``, v, ``dx/du``; mean and variance of q."""
+    """Subordination functions at points u (n,), for noise 1: ``x = u + drift``, v, ``dx/du``; mean and variance of q."""
 
     x: Array
     v: Array
@@ -255,7 +257,7 @@ class _Subordinated(NamedTuple):
 
 
 def _subordinated(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Subordinated:
-    """``_Subordinated`` in blocks of points, so that the products of atoms and points fit into the cache."""
+    """Compute ``_Subordinated`` in blocks of points, so that the products of atoms and points fit into the cache."""
     rows = max(1, (1 << 17) // atoms.shape[0])
     count = u.shape[0]
     slices = [slice(i, min(i + rows, count)) for i in range(0, max(count, 1), rows)]
@@ -316,7 +318,7 @@ def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
 def _solve_edges(
     u: Host, direction: int, atoms: Host, weights: Host
 ) -> tuple[Host, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Solutions next to the points u in one direction, and where there is one."""
+    """Find the edges of the spectrum next to the points u in one direction, and where they exist."""
     found = np.zeros(u.shape, dtype=bool)
     active = np.arange(u.size)
     for _ in range(100):
@@ -336,7 +338,7 @@ def _solve_edges(
 
 
 def _panels(ends: Host, breaks: Host) -> Host:
-    """Start of the integration: rows of left and right end of the interval, and lower and upper angle."""
+    """Initial panels of the integration: rows of left and right end of the interval, and lower and upper angle."""
     rows = []
     for left, right in ends:
         inner = breaks[(breaks > left) & (breaks < right)]

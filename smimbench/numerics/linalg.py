@@ -1,4 +1,4 @@
-"""Symmetric matrices on any array namespace: roots and other functions of them, floors of their eigenvalues.
+"""Symmetric matrices on any array namespace: roots and other matrix functions, and lower limits on eigenvalues.
 
 A symmetric matrix ``A = U diag(a) U^T`` is made of its eigenvalues: ``f(A) = U diag(f(a)) U^T``. Leading axes are a batch.
 """
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def symmetric(matrix: Array) -> Array:
-    """``(A + A^T) / 2`` of matrices (..., P, P)."""
+    """Symmetric part ``(A + A^T) / 2`` of matrices (..., P, P)."""
     return (matrix + namespace(matrix).matrix_transpose(matrix)) / 2
 
 
 def spectral_function(matrix: Array, function: Callable[[Array], Array]) -> Array:
-    """A function of symmetric matrices, ``U diag(f(a)) U^T``.
+    """Apply a function to symmetric matrices, ``U diag(f(a)) U^T``.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def symmetric_root(matrix: Array) -> Array:
 
 
 def symmetric_logarithm(matrix: Host) -> Host:
-    """Logarithm of one matrix (P, P) on the host; eigenvalues below 1e-12 of the largest, or negative by noise, count as that."""
+    """Logarithm of one matrix (P, P) on the host; eigenvalues below 1e-12 of the largest are raised to that value."""
     return np.asarray(
         spectral_function(matrix, lambda values: np.log(np.maximum(values, 1e-12 * max(values.max(), 1e-300))))
     )
@@ -61,14 +61,14 @@ def inverse_root(matrix: Array, smallest: float = 0.0) -> Array:
 
 
 def with_floor(matrix: Array, smallest: float) -> Array:
-    """Symmetric part (..., P, P) with eigenvalues of at least ``smallest``: sampling noise makes them negative."""
+    """Symmetric part (..., P, P) with eigenvalues raised to at least ``smallest``, as sampling noise can make them negative."""
     if matrix.shape[-1] == 1:
         return clip(matrix, smallest, None)
     return spectral_function(matrix, lambda values: clip(values, smallest, None))
 
 
 def diagonal_at_least(matrix: Array, smallest: float) -> Array:
-    """Matrices (..., P, P) with a diagonal of at least ``smallest``; the rest stays."""
+    """Matrices (..., P, P) with diagonal entries raised to at least ``smallest``."""
     xp = namespace(matrix)
     identity = xp.eye(matrix.shape[-1], **matching(matrix))
     missing = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)

@@ -1,4 +1,4 @@
-r"""Many one-dimensional Gaussian integrals at once, each refined where its own integrand asks for it.
+r"""Many one-dimensional Gaussian integrals at once, by adaptive quadrature refined separately for each integrand.
 
 .. math:: Z = \int \phi(t)\, e^{\ell(t)}\, dt, \qquad E[t], \qquad E[t^2]
 
@@ -38,7 +38,7 @@ _COMB = np.linspace(-8.0, 8.0, 1025)
 
 
 class LineMoments(NamedTuple):
-    """Result for every line.
+    """Moments of the integrand on every line, with errors.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ def line_moments(
 
 
 class _Cells(NamedTuple):
-    """Cells of all lines, (M,) each, from left to right on one line after the other.
+    """Quadrature cells of all lines, (M,) each, ordered by line and from left to right.
 
     ``values`` (m, M) is the log-integrand at the nodes, ``top`` its largest; ``mass``, ``first`` and ``second`` are the
     integrals of 1, t - middle and its square, over ``exp(top)``; a peak may hide between the nodes of a ``rough`` cell.
@@ -134,7 +134,7 @@ class _Cells(NamedTuple):
 def _integrate(
     integrand: Callable[[Host, Host], Host], lines: Host, edges: Host, tolerance: float, rounds: int, found: LineMoments
 ) -> None:
-    """Integrate the numbered lines, beginning with cells between the edges, and put their moments into ``found``."""
+    """Integrate along the numbered lines, starting from cells between the edges, and store the moments in ``found``."""
     low, high = (np.tile(e, len(lines)) for e in (edges[:-1], edges[1:]))
     cells = _assessed(integrand, np.repeat(lines, len(edges) - 1), low, high)
     for step in range(rounds + 1):
@@ -166,7 +166,7 @@ def _integrate(
 
 
 def _assessed(integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host) -> _Cells:
-    """The cells from ``low`` to ``high``."""
+    """Evaluate the integrand in the cells from ``low`` to ``high``."""
     nodes, weights, transform = _rule()
     middle, half = (low + high) / 2, (high - low) / 2
     values = integrand(middle[:, None] + half[:, None] * nodes, line).T if len(line) else np.empty((_NODES, 0))
@@ -186,7 +186,7 @@ def _assessed(integrand: Callable[[Host, Host], Host], line: Host, low: Host, hi
 
 
 def _hidden_mass(cells: _Cells) -> Host:
-    """Logarithm of what a peak between the nodes of a cell may add, if the log-integrand is concave there.
+    """Log of the largest mass that a peak between the nodes of a cell could add, for a concave log-integrand.
 
     It would lie next to a node that is higher than its neighbours; the slopes on either side of a gap bound what happens in it.
     """
@@ -209,7 +209,7 @@ def _hidden_mass(cells: _Cells) -> Host:
 
 
 def _judged(cells: _Cells, starts: Host, sizes: Host, tolerance: float) -> tuple[LineMoments, Host, Host]:
-    """Moments so far, the urgency of every cell, and which lines are not done."""
+    """Current moments, the refinement priority of every cell, and which lines are not accurate enough."""
 
     def total(column: Host) -> Host:
         return np.add.reduceat(column, starts)
@@ -235,7 +235,7 @@ def _judged(cells: _Cells, starts: Host, sizes: Host, tolerance: float) -> tuple
 
 
 def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Host:
-    """Where to split: at the jump that explains most of what the log-integrand does in the cell, or in the middle."""
+    """Points where cells are split: at the largest jump of the log-integrand, or in the middle."""
     values = np.maximum(cells.values, cells.top - 60.0)
     change = np.diff(values, axis=0)
     largest = np.abs(change).max(axis=0)

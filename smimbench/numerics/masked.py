@@ -1,4 +1,4 @@
-"""Values put at the places of a mask, or rows computed in another way there, for namespaces that cannot assign at a mask.
+"""Masked assignment and masked recomputation of rows, for array namespaces without assignment at a mask.
 
 ``xp.take(a, xp.nonzero(mask)[0], axis=0)`` picks the rows where a mask is true; these functions put them back.
 """
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def places_at_mask(mask: Array) -> Array:
-    """For every entry of ``mask`` (N,) the number of true entries before it: the index that ``spread_at_mask`` reads."""
+    """For every entry of ``mask`` (N,), the number of true entries before it, as an index for ``spread_at_mask``."""
     xp = namespace(mask)
     return clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
 
 
 def spread_at_mask(part: Array, mask: Array) -> Array:
-    """Entry k of ``part`` where ``mask`` (N,) is true for the k-th time; repeated in between, so that nothing is undefined.
+    """Array with entry k of ``part`` where ``mask`` (N,) is true for the k-th time, and repeated entries elsewhere.
 
     Along the first axis ``part`` is as long as ``mask`` is true, at least 1; the result has length N.
     """

@@ -1,4 +1,4 @@
-"""Caches: of functions of small arrays, by value, and of results that belong to an object."""
+"""Caches for functions of small arrays (compared by value) and for results that belong to an object."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Array:
 
 @dataclass(frozen=True)
 class Named(Generic[T]):
-    """An object that is equal to every other one of the same ``key``, for ``functools.lru_cache``: cells make theirs again."""
+    """Wrapper that compares equal by ``key``, so that ``functools.lru_cache`` recognizes objects that cells build anew."""
 
     key: str
     value: T = field(compare=False)
@@ -68,7 +68,7 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def kept(owner: Any, name: str, make: Callable[[], T], key: Hashable = None) -> T:
-    """What ``make()`` returned the first time for ``name`` and ``key``, kept in ``owner`` (it may be frozen) while it lives."""
+    """Return the cached result of the first ``make()`` for ``name`` and ``key``, stored as long as ``owner`` lives."""
     memory: dict[Hashable, T] = vars(owner).setdefault(f"_kept_{name}", {})
     if key not in memory:
         memory[key] = make()

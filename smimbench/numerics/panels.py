@@ -1,4 +1,4 @@
-"""A smooth function at many points, from Chebyshev polynomials on panels that are halved until they follow it."""
+"""Evaluates a smooth function at many points, by Chebyshev interpolation on adaptively halved panels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODES = 16
 
 
 def values_by_panels(function: Callable[[Host], Host], x: Host, tolerance: Host) -> Host:
-    """``function`` at the points ``x``, in far fewer evaluations than points where it is smooth.
+    """Values of ``function`` at the points ``x``, interpolated from far fewer evaluations where it is smooth.
 
     Panels with no more points than nodes are not interpolated: there the function is evaluated at its points. So it is never
     evaluated at more than a few times as many points as there are, and functions that no polynomial follows come out exact.

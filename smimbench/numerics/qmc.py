@@ -58,7 +58,7 @@ def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Poin
 
 
 def normal_scrambles(dimension: int, count: int, scrambles: int, purpose: str, *index: int) -> Points:
-    """``normal_points`` of independent scrambles ``(*index, 0), (*index, 1), ...``, one after the other, ``count`` of each.
+    """Independent scrambles of ``normal_points`` with indices ``(*index, 0), (*index, 1), ...``, ``count`` points each.
 
     They are not kept, so there may be many: (scrambles * count, dimension).
     """

@@ -24,14 +24,14 @@ def _locked(nodes: Host, weights: Host) -> Nodes:
 
 @lru_cache(maxsize=64)
 def gauss_hermite(count: int) -> Nodes:
-    """Gauss rule for the standard normal law, ``E f(x) ~ sum_i w_i f(x_i)``: exact up to degree ``2 count - 1``."""
+    """Gauss-Hermite rule for the standard normal law, ``E f(x) ~ sum_i w_i f(x_i)``: exact up to degree ``2 count - 1``."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
     return _locked(nodes, weights / weights.sum())
 
 
 @lru_cache(maxsize=64)
 def gauss_legendre(count: int, lower: float = -1.0, upper: float = 1.0) -> Nodes:
-    """Gauss rule for ``int_lower^upper f(x) dx``: exact up to degree ``2 count - 1``."""
+    """Gauss-Legendre rule for ``int_lower^upper f(x) dx``: exact up to degree ``2 count - 1``."""
     nodes, weights = np.polynomial.legendre.leggauss(count)
     half = 0.5 * (upper - lower)
     return _locked(0.5 * (upper + lower) + half * nodes, half * weights)
@@ -39,7 +39,7 @@ def gauss_legendre(count: int, lower: float = -1.0, upper: float = 1.0) -> Nodes
 
 @lru_cache(maxsize=64)
 def gauss_lobatto(count: int) -> Nodes:
-    """Gauss rule for ``int_{-1}^1 f(x) dx`` whose ends are nodes (at least 2): exact up to degree ``2 count - 3``."""
+    """Gauss-Lobatto rule for ``int_{-1}^1 f(x) dx``, with both ends as nodes: exact up to degree ``2 count - 3``."""
     legendre = np.polynomial.legendre.Legendre.basis(count - 1)
     nodes = np.concatenate([[-1.0], np.sort(legendre.deriv().roots().real), [1.0]])
     return _locked(nodes, 2 / (count * (count - 1) * legendre(nodes) ** 2))
@@ -47,7 +47,7 @@ def gauss_lobatto(count: int) -> Nodes:
 
 @lru_cache(maxsize=64)
 def half_plane_hermite(count: int) -> Nodes:
-    """Product rule for two independent standard normals ``(x, y)`` and functions even in y, which takes its positive half.
+    """Product rule for two independent standard normals ``(x, y)`` and functions even in y; only y >= 0 is used.
 
     ``count``, even, nodes along x: nodes (2, count, count / 2), weights (count, count / 2) whose sum is 1.
     """
@@ -58,7 +58,8 @@ def half_plane_hermite(count: int) -> Nodes:
 
 @lru_cache(maxsize=64)
 def gaussian_trapezoid(count: int, reach: float = 8.5) -> Nodes:
-    """Trapezoidal rule for the standard normal law on ``[-reach, reach]``, ``sum_i w_i = 1``; a reach of 8.5 leaves out 2e-17.
+    """Trapezoidal rule for the standard normal law on ``[-reach, reach]``, ``sum_i w_i = 1``; reach 8.5 omits a mass of
+    2e-17.
 
     Unlike Gauss-Hermite it keeps its resolution in the tails and for integrands that are far from polynomials: for those
     analytic in the strip ``|Im x| < a`` and spacing ``h`` the error is ``O(exp(-2 pi a / h))``. Every second node of an odd
@@ -71,7 +72,7 @@ def gaussian_trapezoid(count: int, reach: float = 8.5) -> Nodes:
 
 @cache
 def gauss_kronrod() -> tuple[Host, Host, Host]:
-    """Kronrod nodes (15,) on (-1, 1), their weights, and the Gauss weights (7,) of every second node."""
+    """Gauss-Kronrod nodes (15,) on (-1, 1), their weights, and the Gauss weights (7,) of every second node."""
     half = [0.991455371120812639206854697526329, 0.949107912342758524526189684047851]
     half += [0.864864423359769072789712788640926, 0.741531185599394439863864773280788]
     half += [0.586087235467691130294144691693013, 0.405845151377397166906606412076961]

@@ -1,4 +1,4 @@
-"""Where random numbers come from: one tree of seeds, whose branches have names.
+"""Seeds of all random numbers, derived from one root as a tree with named branches.
 
 ``numpy.random.SeedSequence`` turns a root and a path of integers into independent streams. Names become integers by their
 SHA-256, so that two purposes never meet by chance, as two hand-picked integers would.
@@ -15,13 +15,13 @@ STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
 
 
 def words(text: str, count: int = 2) -> tuple[int, ...]:
-    """``count`` 32-bit words from the SHA-256 of a text: names and numbers as spawn keys."""
+    """``count`` 32-bit words from the SHA-256 hash of a text, used as spawn keys of a seed sequence."""
     digest = hashlib.sha256(text.encode()).digest()
     return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(count))
 
 
 def monte_carlo(purpose: str, *index: int) -> np.random.SeedSequence:
-    """Seed of an integral: the branch ``monte-carlo`` of the tree, then the purpose, then the index.
+    """Seed of a Monte Carlo integral: the branch ``monte-carlo`` of the tree, then the purpose, then the index.
 
     The root is 0 whatever the suite says, because an integral is a number and not a draw: theory does not depend on the seed
     of the data.
@@ -41,5 +41,5 @@ def monte_carlo(purpose: str, *index: int) -> np.random.SeedSequence:
 
 
 def monte_carlo_rng(purpose: str, *index: int) -> np.random.Generator:
-    """Generator of the stream ``monte_carlo(purpose, *index)``."""
+    """Random generator seeded with ``monte_carlo(purpose, *index)``."""
     return np.random.default_rng(monte_carlo(purpose, *index))

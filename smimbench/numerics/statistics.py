@@ -1,4 +1,4 @@
-"""Means of random numbers and how sure they are: control variates, effective numbers of samples, scores."""
+"""Means of random numbers and their errors: control variates, effective sample sizes, standard scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ standard error that has missed them too; doubled, that error is good to 10% in p
 
 
 def effective_sample_size(samples: Array) -> Any:
-    r"""``(\sum |x|)^2 / \sum x^2`` along the first axis: how many of the samples carry their mean; 0 if all of them are 0."""
+    r"""Effective number of samples ``(\sum |x|)^2 / \sum x^2`` along the first axis; 0 if all of them are 0."""
     sizes = np.abs(np.asarray(samples, dtype=float))
     most = sizes.max(axis=0, initial=0.0)
     scaled = sizes / np.where(most > 0, most, 1.0)
@@ -30,7 +30,7 @@ def effective_sample_size(samples: Array) -> Any:
 def controlled_mean(
     samples: Sequence[Host], controls: Sequence[Host], *, faintest: float = 0.0, collinear: float = 1e-9
 ) -> tuple[Host, Host]:
-    """Means of several random numbers, less their regression on numbers with mean zero.
+    """Means of several random numbers, with variance reduced by regression on control variates of mean zero.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def controlled_mean(
 
 
 def normal_score(score: float, dof: float) -> float:
-    """The standard score that is as unlikely as ``score`` >= 0 is under Student's t law with ``dof`` degrees of freedom."""
+    """Normal score with the same tail probability as ``score`` >= 0 under Student's t law with ``dof`` degrees of freedom."""
     if dof > 1e4 or score == 0 or math.isinf(score):
         return score
     from scipy.special import ndtri, stdtr

@@ -1,4 +1,4 @@
-"""A problem (model, channel, prior), its instances, and where their random numbers come from.
+"""Problems (model, channel, prior), their instances, and their random seeds.
 
 Plugins import the names of this page from here.
 """

@@ -1,4 +1,4 @@
-"""An instance: one draw of teacher and data, its copy and checksum on a device, and the metrics of an estimate."""
+"""An instance is one draw of teacher and data; this file also has its checksum, device copies and error metrics."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Instance:
 
     @property
     def dimension(self) -> int:
-        """D."""
+        """Dimension D of the signal."""
         return int(self.inputs.shape[-1])
 
     def data(self, backend: Backend, start: Start | None = None, *, stream: bool | None = None) -> Data:
-        """The data that an algorithm may see, moved to a backend. On the host nothing is copied; NumPy views are locked.
+        """Data that an algorithm may see, moved to a backend. On the host nothing is copied; NumPy views are locked.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class Instance:
         return Data(inputs, labels, self.sample_ratio, start, fresh)
 
     def checksum(self) -> tuple[float, ...]:
-        """Checksum of teacher, inputs and labels; it changes if they were written to. Reads all of them once."""
+        """Checksum of teacher, inputs and labels, to detect changes to them; reads all of them once."""
         there = [self.signal, self.labels]
         if not isinstance(self.inputs, DrawnInputs):  # they are drawn again whenever they are read
             there.append(self.inputs)
@@ -113,7 +113,7 @@ class Instance:
     def _measured(
         self, metrics: dict[str, Any], estimate: Array, claims: Claims
     ) -> tuple[dict[str, list[float]], dict[str, str]]:
-        """Values of the metrics, and for those without a value the reason."""
+        """Values of the metrics, and the reasons for those without a value."""
         values: dict[str, list[float]] = {}
         blank: dict[str, str] = {}
         for name, metric in metrics.items():
@@ -126,7 +126,7 @@ class Instance:
         return values, blank
 
     def overlaps(self, estimate: Array) -> Overlaps:
-        """Overlap matrices (P, P) of an estimate of the signal's shape, on the host, the symmetry not removed."""
+        """Overlap matrices (P, P) between an estimate and the signal on the host, before alignment by symmetry."""
         teacher, inner = _teacher_like(self, estimate), self.problem.model.inner
         pairs = ((teacher, teacher), (estimate, teacher), (estimate, estimate))
         return Overlaps(*(np.asarray(to_host(inner(*pair)), dtype=float) for pair in pairs))
@@ -160,7 +160,7 @@ class Instance:
         return *self._measured(metrics, estimate, claims), claims.remarks
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
-        """The arguments of metrics: the teacher on the estimate's device, the aligned estimate, the claimed error.
+        """Arguments passed to metrics: the teacher on the estimate's device, the aligned estimate, the claimed error.
 
         Raises
         ------
@@ -216,19 +216,19 @@ def draw_on(
 
 
 def stored_types(dtype: str) -> tuple[str, str]:
-    """Data types of the inputs and of real labels: float32 and float64 where ``dtype`` is ``"mixed"``."""
+    """Data types of stored inputs and real labels: float32 and float64 where ``dtype`` is ``"mixed"``."""
     return ("float32", "float64") if dtype == "mixed" else (dtype, dtype)
 
 
 def locked(array: Array) -> Array:
-    """The same numbers in a read-only NumPy array that cannot be made writable."""
+    """Copy of an array as a read-only NumPy view that cannot be made writable."""
     if not isinstance(array, np.ndarray) or not array.size:
         return array
     return np.asarray(array.data.toreadonly())
 
 
 def _checksum(array: Array) -> float:
-    """CRC-32 on the host; on a device, sums that change with nearly every write."""
+    """Checksum of an array: CRC-32 on the host, sums that change with nearly every write on a device."""
     if isinstance(array, np.ndarray):
         return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     xp = namespace(array)
@@ -238,7 +238,7 @@ def _checksum(array: Array) -> float:
 
 
 def _teacher_like(instance: Instance, estimate: Array) -> Array:
-    """The teacher where the estimate is; a copy on a device is kept, because metrics are computed often."""
+    """Teacher signal on the device of the estimate, cached there because metrics are computed often."""
     if isinstance(estimate, np.ndarray):
         return instance.signal.astype(estimate.dtype, copy=False)
     where = matching(estimate)

@@ -1,4 +1,4 @@
-"""A problem: model, channel and prior, checked and named; its specification, its instances, its start."""
+"""A problem combines a model, a channel and a prior; it defines their specification, instances and initial estimates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CODE = ("version", "source")
 
 
 class ProblemError(ValueError):
-    """A problem cannot be put together; ``key`` names the part, the message what would be right."""
+    """A problem cannot be built; ``key`` names the wrong part, and the message says what would be right."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")
@@ -44,12 +44,12 @@ class ProblemError(ValueError):
 
 
 class ItemError(ProblemError):
-    """An item cannot be made, whatever its parameters: its code raises, or what it returns is refused."""
+    """An item cannot be built with any parameters: its code raises, or its result is invalid."""
 
 
 @contextmanager
 def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator[None]:
-    """Turn errors of an item of this kind into a ProblemError that names the key; a ParameterError into a ``refusal``."""
+    """Convert errors of an item into a ProblemError that names the key, and a ParameterError into ``refusal``."""
     try:
         yield
     except RegistryError as error:
@@ -63,7 +63,7 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
 
 
 def specification(entry: Entry, item: Any) -> JsonObject:
-    """Name, version and all parameters of an item; its distribution and a hash of its code if it is not smimbench's."""
+    """Name, version and parameters of an item; for third-party items also the distribution and a hash of the code."""
     spec = {"name": entry.name, "version": entry.item.version, **parameters_of(entry.kind, item)}
     if entry.distribution != "smimbench":
         spec["distribution"] = entry.distribution
@@ -73,18 +73,18 @@ def specification(entry: Entry, item: Any) -> JsonObject:
 
 
 def without_code(table: Mapping[str, Any]) -> JsonObject:
-    """Specifications in a table, at any depth, without the hashes of code."""
+    """Specifications in a nested table with the hashes of code removed."""
     return {k: without_code(v) if isinstance(v, dict) else v for k, v in table.items() if k != "source"}
 
 
 def _parameters(spec: Mapping[str, Any], usual: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """``name=value`` of every parameter that differs from its default."""
+    """Text ``name=value`` of every parameter that differs from its default."""
     own = {k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")}
     return ", ".join(f"{k}={v}" for k, v in own.items() if k not in usual or v != usual[k])
 
 
 class Problem:
-    """Model, channel and prior that belong together.
+    """A compatible combination of model, channel and prior.
 
     Parameters
     ----------
@@ -146,13 +146,13 @@ class Problem:
 
     @property
     def label(self) -> str:
-        """Short human name: parameters that have their default value are left out."""
+        """Short human-readable name of the problem; parameters with default values are left out."""
         inner = {kind: _parameters(spec, self._defaults[kind]) for kind, spec in self.spec.items()}
         return " ".join(spec["name"] + (f"({inner[kind]})" if inner[kind] else "") for kind, spec in self.spec.items())
 
     @property
     def identity(self) -> str:
-        """Canonical text of names and parameters, without versions: a fix of a posterior does not change the data."""
+        """Canonical text of item names and parameters, without versions: a fix of a posterior does not change the data."""
         bare = {k: {n: v for n, v in spec.items() if n not in CODE} for k, spec in self.spec.items()}
         return canonical_json(bare)
 
@@ -238,7 +238,7 @@ class Problem:
     def start(
         self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend, *, informed: bool
     ) -> Start:
-        """A start whose claimed error is its true error: ``denoise(S + information^(-1/2) Z)``.
+        """Initial estimate with a known error: ``denoise(S + information^(-1/2) Z)`` of the true signal S.
 
         Informed: S is the teacher. Uninformed: S is another draw of the prior, so the estimate has the right size
         and points nowhere.
@@ -255,7 +255,7 @@ class Problem:
 def seed_sequence(
     seed: int, problem: str, alpha: float, dimension: int, replicate: int, stream: str, *extra: str
 ) -> np.random.SeedSequence:
-    """The node (problem, alpha, D, replicate, stream) of the tree with root ``seed``; children are named by ``extra``.
+    """Seed of (problem, alpha, D, replicate, stream) in the tree with root ``seed``; ``extra`` names children.
 
     Parameters
     ----------

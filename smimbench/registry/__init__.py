@@ -1,4 +1,4 @@
-"""The registry of plugins: what is registered, how parameters are checked, templates of new packages.
+"""The registry of plugins: discovery, validation of parameters, and templates of new packages.
 
 Plugins import the names of this page from here.
 """

@@ -1,6 +1,4 @@
-"""Algorithms that give less than the contract: a class with ``fit``, or a function, gets the loop's methods; one that
-states no plan gets one; why an algorithm refuses a problem.
-"""
+"""Adapters from simple algorithms (a class with ``fit``, or a function) to the full algorithm interface."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ OFFERED = ("problem", "rng")
 
 
 class FittedState(NamedTuple):
-    """The estimate, the source of randomness, and whether the fit has been made."""
+    """State of a fitted algorithm: the estimate, the random generator, and whether ``fit`` has been called."""
 
     estimate: Array
     rng: np.random.Generator
 
 
 class Fitted(Algorithm):
-    """The loop's methods for a class that has a method ``fit(data)``; one step makes the whole fit.
+    """Adapter that gives a class with ``fit(data)`` the iterative interface; one step does the whole fit.
 
     ``fit`` may name ``problem`` and ``rng`` (a host generator of the run's own) as further arguments. It returns the
     signal-shaped estimate, ``(P, D)`` or ``(P, D, D)``, in any array or nested list that NumPy or the data's namespace
@@ -44,11 +42,11 @@ class Fitted(Algorithm):
     fit: Callable[..., Array]
 
     def init(self, problem: ProblemLike, data: Data, rng: np.random.Generator) -> FittedState:
-        """The prior mean."""
+        """Initial state, with the prior mean as the estimate."""
         return FittedState(_like(data, problem.prior.mean(problem.components, data.dimension)), rng)
 
     def step(self, problem: ProblemLike, data: Data, state: FittedState) -> tuple[FittedState, Info]:
-        """The whole fit; the residual is the relative distance from the start, so that it shows values that are not finite.
+        """Run the whole fit; the residual is the relative distance from the start, which exposes values that are not finite.
 
         Raises
         ------
@@ -68,12 +66,12 @@ class Fitted(Algorithm):
         return FittedState(found, state.rng), Info(residual=residual, samples=samples)
 
     def estimate(self, state: FittedState) -> Array:
-        """What the fit returned."""
+        """Return the estimate that ``fit`` returned."""
         return state.estimate
 
 
 def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
-    """Why an algorithm refuses a problem: it is made for other models, or its own reason."""
+    """Reason why an algorithm cannot solve a problem (wrong model, or the algorithm's own reason), or None."""
     models, model = getattr(algorithm, "capabilities", Capabilities()).models, problem.model.name
     if "*" not in models and model not in models:
         return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
@@ -82,14 +80,14 @@ def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
 
 
 def sizes(samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan) -> Data:
-    """Data with shapes but without numbers or memory, for ``Algorithm.plan`` before anything is drawn."""
+    """Placeholder data that have shapes but no numbers, for ``Algorithm.plan`` before anything is drawn."""
     zero = np.float64(0)
     inputs = np.broadcast_to(zero, (samples, tokens, dimension))
     return Data(inputs, np.broadcast_to(zero, (samples,)), sample_ratio)
 
 
 def _like(data: Data, values: Any) -> Array:
-    """Numbers as an array of the type and on the device of the data."""
+    """Convert numbers to an array of the same type and device as the data."""
     xp = namespace(data.labels)
     device = array_api_compat.device(data.labels)
     if array_api_compat.is_array_api_obj(values) and not isinstance(values, (np.ndarray, np.generic)):

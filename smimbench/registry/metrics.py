@@ -1,6 +1,4 @@
-"""Metrics by name: the instance, whether it is recorded along a run, the names in the key of a cell, theory's value of
-it, which direction is worse.
-"""
+"""Lookup of metrics by name, with their role in runs and cell keys, their theory values and their direction."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def find_metric(name: str, model: str | None = None) -> Metric:
-    """The metric of a name, as suites write it.
+    """Find the metric of this name.
 
     Raises
     ------
@@ -36,13 +34,13 @@ def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
 
 
 def metrics_of_accounts(model: str | None = None) -> list[str]:
-    """Shipped metrics that test what an algorithm says of its own error; they are measured of every run, and in no key."""
+    """Shipped metrics that test an algorithm's own error estimate; measured in every run and not part of a cell's key."""
     entries = get_registry().entries("metric")
     return [one.name for one in entries if one.fits(model) and one.source is None and one.item.direction == "one"]
 
 
 def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
-    """Metrics that a cell measures in addition to those of every trajectory, and all of third parties, sorted.
+    """Sorted names of metrics that count in a cell's key: third-party ones, and those not in every trajectory.
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """
@@ -56,7 +54,7 @@ def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_worse(metric: Metric, before: float, after: float) -> bool:
-    """Whether a change goes in the wrong direction; for ``direction = "one"``, further away from 1."""
+    """Whether a metric's change is for the worse; for ``direction = "one"``, further away from 1."""
     if metric.direction == "one":
         return abs(after - 1) > abs(before - 1)
     return after < before if metric.direction == "higher" else after > before
@@ -65,7 +63,7 @@ def is_worse(metric: Metric, before: float, after: float) -> bool:
 def theory_of(
     metric: Metric, problem: Any, point: dict[str, Any], components: int
 ) -> tuple[list[float | None], list[float | None]]:
-    """Theory's values of a metric and their errors, one per component or a single one; None where theory has none."""
+    """Theoretical values of a metric and their errors, one per component or a single one; None without theory."""
     if metric.theory is None:
         blank: list[float | None] = [None] * (components if metric.per_component else 1)
         return blank, blank

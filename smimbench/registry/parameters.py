@@ -1,6 +1,4 @@
-"""From the table of a suite to an item built from it: its parameters validated by type against the class's own
-signature, unknown keys explained.
-"""
+"""Builds items from the tables of a suite: validates parameters against the constructor's signature and explains errors."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ signature_of: Callable[[Any], Mapping[str, inspect.Parameter]] = functools.cache
 
 
 def ignored_default(cls: Any) -> str | None:
-    """What is wrong with a subclass of a dataclass that gives a parameter another default without an annotation."""
+    """Error message for a dataclass subclass whose new default has no annotation and would be ignored, or None."""
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         value = inspect.getattr_static(cls, field.name, field.default)
         if value is field.default or inspect.ismemberdescriptor(value):
@@ -86,7 +84,7 @@ def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str,
 
 @functools.cache
 def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], JsonObject, Any]:
-    """Names that a suite may set, their types, and the validator; made once, because every cell builds its items again."""
+    """Parameter names that a suite may set, their types and a validator; cached, because every cell builds its items again."""
     import pydantic
 
     accepted = {name: p for name, p in signature_of(cls).items() if name not in ENGINE_FILLED.get(kind, ())}
@@ -104,7 +102,7 @@ def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], JsonObject, Any]:
 
 
 def parameters_of(kind: str, item: Any) -> JsonObject:
-    """The parameters of an item, defaults included, as plain JSON values (engine-supplied ones left out)."""
+    """Parameters of an item with defaults, as plain JSON values; parameters set by the engine are left out."""
     names = [n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())]
     found: JsonObject = json.loads(json.dumps({name: getattr(item, name) for name in names}, default=plain_value))
     return found
@@ -142,19 +140,19 @@ _WORDS = {
 
 
 def _written(location: tuple[int | str, ...]) -> list[int | str]:
-    """The part of a location that the user wrote, without the names of the members of a union."""
+    """The part of a validation error's location that the user wrote, without names of union members."""
     members = ("int", "float", "str", "bool", "list", "dict")
     return [p for p in location if isinstance(p, int) or ("[" not in p and p not in members)]
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """The message for an unknown key."""
+    """Error message for an unknown key, with suggestions."""
     names = sorted(known)
     return f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
 
 
 def _tuples(params: JsonObject, hints: JsonObject) -> JsonObject:
-    """TOML has lists only; give strict validation the tuple that the annotation asks for."""
+    """Convert lists (TOML has no tuples) to the tuples that the annotations ask for."""
     for key, value in params.items():
         hint = hints.get(key)
         if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in (hint, *typing.get_args(hint))):

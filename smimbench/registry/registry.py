@@ -1,5 +1,4 @@
-"""The registry: built-in, installed and drop-in plugins are imported and their items registered, with
-names, versions and capabilities; an item that lacks a method is refused in words.
+"""The registry: imports built-in, installed and drop-in plugins and records their items, after checking their methods.
 
 Each plugin is loaded in its own ``try``: one that fails is kept with its reason and harms nothing else.
 """
@@ -46,12 +45,12 @@ BUILT_IN = "smimbench"
 
 
 class RegistryError(LookupError):
-    """A name that is unknown, ambiguous or does not fit; the message says what would be right."""
+    """An item name is unknown, ambiguous or does not fit; the message says what would be right."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered item: its class, the distribution it came from, and a hash of its code if that is not smimbench."""
+    """A registered item: its class, its distribution, and a hash of its code if it is third-party."""
 
     kind: str
     name: str
@@ -61,17 +60,17 @@ class Entry:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models it works for."""
+        """Names of the models that the item works for."""
         capabilities: Capabilities = self.item.capabilities
         return capabilities.models
 
     def fits(self, model: str | None) -> bool:
-        """Whether it works for the model (None: any)."""
+        """Whether the item works for this model (None: for any model)."""
         return model is None or "*" in self.models or model in self.models
 
     @property
     def derived(self) -> tuple[str, ...]:
-        """The members that the engine derives for the item, and how."""
+        """Members of the item that the engine derives, and how."""
         base = BASES[self.kind]
         parts = {name: text.partition("Derived: ")[2] for name, text in describe(base).items()}
         return tuple(
@@ -82,7 +81,7 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """First line of its documentation."""
+        """First line of the item's docstring."""
         return (self.item.__doc__ or "").strip().split("\n")[0]
 
 
@@ -100,12 +99,12 @@ class Plugin:
 
     @property
     def status(self) -> str:
-        """One word for a table."""
+        """Status of the plugin in one word, for tables."""
         return "failed" if self.failed else ("loaded, with problems" if self.problems else "loaded")
 
 
 class Registry:
-    """All items by kind and name.
+    """All registered items by kind and name.
 
     Parameters
     ----------
@@ -173,7 +172,7 @@ class Registry:
 
     @property
     def has_third_party(self) -> bool:
-        """Whether code of third parties has been loaded here."""
+        """Whether this process has loaded third-party code."""
         return any(plugin.distribution != BUILT_IN for plugin in self.plugins)
 
     def _is_wanted(self, distribution: str) -> bool:
@@ -233,7 +232,7 @@ class Registry:
         self._entries.append(entry)
 
     def add(self, path: str | Path) -> list[Plugin]:
-        """Load a file or folder of drop-in plugins now, unless it has been loaded or third parties were shut out.
+        """Load a file or folder of drop-in plugins, unless it is loaded already or third-party code is disabled.
 
         Returns
         -------
@@ -249,11 +248,11 @@ class Registry:
         return self.plugins[before:]
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """All items of a kind (None: all kinds), built-in ones first."""
+        """All registered items of a kind (None: all kinds), built-in ones first."""
         return [entry for entry in self._entries if kind is None or entry.kind == kind]
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
-        """Find an item.
+        """Find a registered item by name.
 
         Parameters
         ----------
@@ -305,7 +304,7 @@ def get_registry() -> Registry:
 def make_registry(
     paths: Iterable[str] = (), *, third_party: bool = True, trace: Callable[[str], None] | None = None
 ) -> Registry:
-    """A registry that also follows SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS."""
+    """Create a registry that follows the environment variables SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS."""
     paths = [*filter(None, os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep)), *paths]
     return Registry(paths, third_party=third_party and not os.environ.get("SMIMBENCH_NO_PLUGINS"), trace=trace)
 
@@ -321,7 +320,7 @@ _current: Registry | None = None
 
 @contextmanager
 def using(registry: Any) -> Iterator[None]:
-    """Use another registry in this process for a while."""
+    """Context manager that uses another registry in this process."""
     before = _current
     set_registry(registry)
     try:
@@ -332,7 +331,7 @@ def using(registry: Any) -> Iterator[None]:
 
 @contextmanager
 def _no_exit() -> Iterator[None]:
-    """A module that ends the process while it is imported fails like any other; processes that it forks may end."""
+    """Context manager that turns a module's attempt to end the process during import into an ordinary error."""
     leave, process, loading = os._exit, os.getpid(), True
 
     def refuse(status: int = 0) -> None:
@@ -369,7 +368,7 @@ def _import_file(file: Path, stem: str) -> Any:
 
 
 def _require_hooks(module: Any) -> None:
-    """Refuse a module without a hook, and one with a hook that would never be called."""
+    """Reject a module without hooks, or with a hook that would never be called."""
     known = [name for name in dir(hookspecs) if name.startswith("smimbench_")]
     found = [name for name in dir(module) if name.startswith("smimbench_register")]
     if not found:
@@ -382,7 +381,7 @@ def _require_hooks(module: Any) -> None:
 
 
 def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
-    """Why a class cannot be registered, in words that follow its name; None if it can."""
+    """Reason why a class cannot be registered, worded to follow the class name; None if it can."""
     missing, choices = missing_members(BASES[kind], cls)
     if missing:
         return f"lacks {', '.join(missing)}"
@@ -407,7 +406,7 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
 
 
 def _missing_choice(base: type[Item], cls: type[Any], choices: tuple[tuple[str, ...], ...]) -> str:
-    """Which methods are missing: those of the set of which some are there, or all sets."""
+    """Names of the methods that an incomplete class still needs, among alternative sets of methods."""
     choices = tuple(one for one in choices if not any(set(other) < set(one) for other in choices))
     begun = [choice for choice in choices if any(gives(base, cls, name) for name in choice)]
     if not begun:

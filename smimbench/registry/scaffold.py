@@ -1,4 +1,4 @@
-"""Templates of new packages: a working channel, prior or algorithm to edit."""
+"""Creates packages for new plugins: a working channel, prior or algorithm to edit."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ KINDS = tuple(EXAMPLES)
 
 
 class ScaffoldError(ValueError):
-    """A package cannot be written under this name or in this place; the message says what would be right."""
+    """A new package cannot be written with this name or in this place; the message says what would be right."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """What was written: files relative to the folder, and the commands to give next, from where the first was given."""
+    """Result of creating a package: its files, relative to the folder, and the commands to run next."""
 
     folder: Path
     files: list[str]
@@ -117,7 +117,7 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _own_version() -> str:
-    """The required version of smimbench: this one, without the suffix of development builds."""
+    """Required version of smimbench for new packages: the current one without development suffix."""
     from importlib.metadata import version
 
     found = re.match(r"\d+(\.\d+)*", version("smimbench"))
@@ -129,12 +129,12 @@ def _filled(template: Traversable, values: dict[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quoted for a shell where needed."""
+    """Text quoted for a shell where needed."""
     return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + text.replace('"', '\\"') + '"'
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """All files or none."""
+    """Write all files of a new package, or none if one fails."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smimbench-new-") as temporary:

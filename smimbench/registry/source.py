@@ -1,4 +1,4 @@
-"""A hash of the code of an item."""
+"""Hash of an item's source code, to detect changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = ("smimbench", *(f"smimbench_{kind}" for kind in KINDS))
 
 
 def source_of(item: type[Any]) -> str | None:
-    """Hash of the files of an item, of its base classes, and of what they import from the same folder.
+    """Hash of an item's source files, of its base classes, and of what they import from the same folder.
 
     Comments, blank lines and spaces at the end of lines do not count. What another package, smimbench included, changes is
     that package's version. None where there is no code to look at, as for a class typed in at a prompt.
@@ -56,19 +56,19 @@ def source_of(item: type[Any]) -> str | None:
 
 
 def _is_foreign(module: str) -> bool:
-    """Whether a class belongs to smimbench or Python, or to no module with a file."""
+    """Whether a class belongs to smimbench, to Python, or to a module without a file."""
     first = module.partition(".")[0]
     return first in (*OWN, "__main__") or first in sys.stdlib_module_names
 
 
 def _root(name: str, path: Path) -> Path:
-    """The folder in which the imports of a module are its own: that of its package, or where a single file lies."""
+    """Folder whose imports belong to the item: the folder of its package, or that of a single file."""
     depth = name.count(".") + (path.name == "__init__.py")
     return path.resolve().parents[max(depth - 1, 0)] if depth else path.resolve().parent
 
 
 def _collect(path: Path, root: Path, files: dict[Path, bytes]) -> None:
-    """Add a file, and those below ``root`` that it imports."""
+    """Add a source file and, recursively, the files below ``root`` that it imports."""
     path = path.resolve()
     if path in files:
         return
@@ -97,7 +97,7 @@ def _collect(path: Path, root: Path, files: dict[Path, bytes]) -> None:
 
 
 def _collect_module(base: Path, parts: list[str], root: Path, files: dict[Path, bytes]) -> None:
-    """The file of ``parts`` below ``base``, or of what its last part is a name in."""
+    """Add the file of the module ``parts`` below ``base``, or of the module that defines its last name."""
     for length in range(len(parts), 0, -1):
         place = base.joinpath(*parts[:length])
         for candidate in (place.with_suffix(".py"), place / "__init__.py"):
@@ -107,7 +107,7 @@ def _collect_module(base: Path, parts: list[str], root: Path, files: dict[Path, 
 
 
 def _code(data: bytes) -> bytes:
-    """Python code without comments, blank lines and spaces at the end of lines."""
+    """Python source without comments, blank lines and trailing spaces."""
     try:
         lines = data.decode("utf-8-sig").splitlines()
         for token in tokenize.generate_tokens(io.StringIO("\n".join(lines) + "\n").readline):

@@ -180,118 +180,133 @@ class Column(NamedTuple):
 
 COLUMNS: dict[str, list[Column]] = {
     "Where a row is from": [
-        Column("problem", lambda r: r["problem"], "Its label in the suite.", words=True),
-        Column("algorithm", lambda r: r["algorithm"], "Its label in the suite, with @backend where several backends are shown. "
-               "Estimates from `smimbench score` stand next to the algorithms of the suite.", words=True),
-        Column("alpha", lambda r: f"{r['alpha']:.4g}", "Sample ratio that was used: n / D, or n / d^2 for a signal of extensive "
-               "rank. Of algorithms that draw fresh samples, the ratio of all samples that they drew.", "alpha"),
+        Column("problem", lambda r: r["problem"], "Label of the problem in the suite.", words=True),
+        Column("algorithm", lambda r: r["algorithm"], "Label of the algorithm in the suite, with @backend where several "
+               "backends are shown. Estimates given to `smimbench score` are listed here too.", words=True),
+        Column("alpha", lambda r: f"{r['alpha']:.4g}", "Sample ratio of the runs: n / D, or n / d^2 for a signal of extensive "
+               "rank, where n is the number of samples. For an algorithm that draws fresh samples, n counts all that it drew.",
+               "alpha"),
         Column("D", lambda r: str(r["dimension"]), "Dimension of the signal; d for a signal of extensive rank.", "dimension",
                unless_same=True),
-        Column("metric", lambda r: r["metric"], "What is measured; `smimbench list metrics`.", words=True),
-        Column("component", lambda r: str(r["component"] or ""), "Component of the signal, from 1; layer where the channel has "
-               "layers."),
-        Column("n", lambda r: str(r["n"]), "Runs with an estimate."),
-        Column("status", statuses, "How the runs ended: ok, n.c. (not converged), div. (diverged), t/o (timeout), fail, skip. "
-               "`moving`: the error still moved at the last step.", words=True),
+        Column("metric", lambda r: r["metric"], "Name of the measured quantity, such as mse; see `smimbench "
+               "list metrics`.", words=True),
+        Column("component", lambda r: str(r["component"] or ""), "Number of the signal component, from 1; the number of the "
+               "layer where the channel has layers."),
+        Column("n", lambda r: str(r["n"]), "Number of runs that gave an estimate."),
+        Column("status", statuses, "Number of runs per outcome: ok, n.c. (not converged), div. (diverged), t/o (timeout), "
+               "fail, skip. `moving`: the error was still changing at the last step.", words=True),
     ],
     "Errors": [
-        Column("mean ± s.e.m.", lambda r: uncertain(r["mean"], r["sem"], 0.0), "Mean over the runs and its standard error. One "
-               "run has no standard error.", "mean"),
-        Column("predicted", lambda r: uncertain(r.get("own_theory"), r.get("own_theory_error")), "What theory predicts for this "
-               "algorithm, with its numerical error; blank if there is no such theory.", "own_theory"),
-        Column("optimal", lambda r: number(r["bayes"]), "Bayes-optimal value from state evolution at the same sample ratio.",
-               "bayes"),
-        Column("at this D", _sized, "The optimum at the size that was run: the limit, corrected by a term in 1/D. It is known in "
-               "closed form, or measured by the runs of a Bayes-optimal algorithm. limit: it is not known.", "optimum"),
-        Column("diff", lambda r: signed(r["difference"], ".4f", 1e4, ".1e"), "Mean minus optimal.", "difference"),
-        Column("z", lambda r: marked_z(_z(r), r.get("n")), "Mean minus prediction (minus optimal where both are the same), in "
-               "units of both errors together. `?`: fewer than 4 runs, too few for a standard error. Blank where theory is 0.",
-               "own_z"),
-        Column("error / optimal", ratio_words, "Error over the Bayes-optimal error at this D, as far as it is known; 1 cannot be "
-               "beaten. In the verdict: the geometric mean over sample ratios. Blank where the optimal error is 0.",
-               "ratio_to_bayes"),
-        Column("at 0", lambda c: "0" if c["zero_reached"] else number(c["where_zero"], 3), "Largest error where the optimal "
-               "error is 0 (0: below run.target).", "where_zero"),
-        Column("as predicted", meaning="A test of all sample ratios, sizes and metrics, at a level of 1%. yes: no number is "
-               "further from its prediction than chance and finite size allow; a deviation of the error by the share in "
-               "brackets would have been seen with a probability of 95%. no: one does; the largest deviation and its z. finite "
-               "size?: it may be finite size; add larger D. too few runs: a deviation by half would not have been seen."),
-        Column("instances", lambda e: f"{e['instances']}/{e['all']}", "Instances with an estimate, of all. Algorithms that draw "
-               "samples of their own are left out.", "instances"),
-        Column("error / best", lambda e: number(e["to_best"], 3), "Error over that of the first algorithm, on the same "
-               "instances: geometric mean.", "to_best"),
-        Column("95% interval", lambda e: " to ".join(number(end, 3) for end in e["interval"] or ()), "Of error / best, by "
-               "Student's t on the logarithms."),
+        Column("mean ± s.e.m.", lambda r: uncertain(r["mean"], r["sem"], 0.0), "Mean of the metric over the runs and its "
+               "standard error, which needs at least two runs.", "mean"),
+        Column("predicted", lambda r: uncertain(r.get("own_theory"), r.get("own_theory_error")), "Value that theory predicts "
+               "for this algorithm, with its numerical error; blank if there is no theory for this algorithm.", "own_theory"),
+        Column("optimal", lambda r: number(r["bayes"]), "Bayes-optimal value, from state evolution for D to infinity at the "
+               "sample ratio of the row.", "bayes"),
+        Column("at this D", _sized, "Bayes-optimal error at the dimension of the runs: the infinite-D value with a 1/D "
+               "correction, in closed form or from runs of a Bayes-optimal algorithm. limit: no correction is known.", "optimum"),
+        Column("diff", lambda r: signed(r["difference"], ".4f", 1e4, ".1e"), "Mean over the runs minus the optimal value.",
+               "difference"),
+        Column("z", lambda r: marked_z(_z(r), r.get("n")), "Mean over the runs minus the predicted value (minus the optimal "
+               "value if theory predicts no other), in units of the combined standard error. `?`: fewer than 4 runs, too few "
+               "for a reliable standard error. Blank where the prediction is 0.", "own_z"),
+        Column("error / optimal", ratio_words, "Mean error divided by the Bayes-optimal error, at the dimension of the runs "
+               "where that is known. No algorithm can be below 1 on average. In the verdict: the geometric mean over sample "
+               "ratios. Blank where the optimal error is 0.", "ratio_to_bayes"),
+        Column("at 0", lambda c: "0" if c["zero_reached"] else number(c["where_zero"], 3), "Largest error among sample ratios "
+               "where the optimal error is 0; printed as 0 if all these errors are below run.target.", "where_zero"),
+        Column("as predicted", meaning="Result of a test (level 1%) that the errors at all sample ratios, sizes and metrics "
+               "agree with theory. yes: they do; the percentage in brackets is the relative deviation that the test would "
+               "have found with a probability of 95%. no: they do not (largest deviation and its z). finite size?: add larger "
+               "D to see whether the deviation is due to finite D. too few runs: a deviation of 50% could go unnoticed."),
+        Column("instances", lambda e: f"{e['instances']}/{e['all']}", "Number of instances (data sets) on which the algorithm "
+               "gave an estimate, out of all instances. Algorithms that draw their own samples are left out.", "instances"),
+        Column("error / best", lambda e: number(e["to_best"], 3), "Error divided by the error of the algorithm in the first "
+               "line, as a geometric mean over the instances that both solved.", "to_best"),
+        Column("95% interval", lambda e: " to ".join(number(end, 3) for end in e["interval"] or ()), "95% confidence interval "
+               "of error / best, from Student's t applied to the logarithms."),
     ],
     "Time": [
-        Column("time to 5%", lambda r: seconds(_near(r)["seconds"]) or never(_near(r)), "Median time until the error is within "
-               "5% of the optimum at this D, or of what a Bayes-optimal algorithm reached on the instance if that is more (below "
-               "run.target where it is 0). A run that never gets there counts as infinity. never: most runs; partly: not at all "
-               "sample ratios.", "near_seconds"),
-        Column("runs at 5%", lambda r: percent(_near(r)["fraction"]), "Share of runs that get within 5% of the optimum.",
+        Column("time to 5%", lambda r: seconds(_near(r)["seconds"]) or never(_near(r)), "Median time until the error of a run "
+               "is within 5% of the optimum: the optimal error at this D, or the error of a Bayes-optimal algorithm on the "
+               "instance if that is larger; where the optimum is 0, until the error is below run.target. A run that does not "
+               "get so close counts as infinite time. never: most runs do not; partly: some sample ratios have no such time.",
+               "near_seconds"),
+        Column("runs at 5%", lambda r: percent(_near(r)["fraction"]), "Share of runs that come within 5% of the optimum.",
                "near_fraction"),
         *(Column(f"to {name}", lambda r, e=epsilon: seconds(_near(r, e)["seconds"]) or never(_near(r, e)),  # type: ignore[misc]
-                 f"The same for {name}, in iterations where the table says so.")
+                 f"Median time (or iterations, if the table says so) until the error is within {name} of the optimum.")
           for epsilon, name in (("0.5", "50%"), ("0.2", "20%"), ("0.05", "5%"))),
-        Column("per run", lambda r: seconds(r["seconds"]), "Mean time of a run.", "seconds"),
-        Column("iter.", lambda r: number(r["iterations"], 0), "Mean number of iterations.", "iterations"),
+        Column("per run", lambda r: seconds(r["seconds"]), "Mean duration of a run.", "seconds"),
+        Column("iter.", lambda r: number(r["iterations"], 0), "Mean number of iterations of a run.", "iterations"),
         Column("first", lambda r: seconds(r["first_iteration"]), "Time of the first iteration, which often compiles."),
-        Column("per iter.", lambda r: seconds(r["per_iteration"]), "Median time of the iterations after the first."),
-        Column("of peak", _of_peak, "Share of this machine's measured rate of matrix products (x) or of reading memory (r), "
-               "whichever limits the iteration."),
-        Column("memory", lambda r: "" if r["peak_memory"] is None else f"{r['peak_memory'] / 2**20:.0f} MB", "Largest memory of "
-               "a run."),
+        Column("per iter.", lambda r: seconds(r["per_iteration"]), "Median duration of an iteration, without the first."),
+        Column("of peak", _of_peak, "Speed of an iteration as a share of this machine's measured peak: of matrix products (x) "
+               "or of memory reads (r), whichever limits the iteration."),
+        Column("memory", lambda r: "" if r["peak_memory"] is None else f"{r['peak_memory'] / 2**20:.0f} MB", "Largest memory "
+               "used by any run."),
     ],
     "Infinite dimension": [
-        Column("value ± err", lambda e: e["refusal"] or uncertain(e["value"], e["error"], 0.0), "Limit of the means as D grows, "
-               "from at least three dimensions, with its standard error, which allows for terms of order 1/D^2. no series in "
-               "1/D: means scatter about it by more than chance (p < 1%).", "value"),
-        Column("b ± err", lambda e: uncertain(e["coefficient"], e["coefficient_error"], 0.0), "Fitted coefficient of 1/D."),
-        Column("b in theory", lambda e: percent(e.get("own_coefficient"), ".4g"), "Its value in closed form."),
-        Column("chi2", lambda e: f"{e['chi2']:.1f}/{e['dof']}", "Chi-square of the fit over its degrees of freedom.", "chi2"),
+        Column("value ± err", lambda e: e["refusal"] or uncertain(e["value"], e["error"], 0.0), "Mean of the metric extrapolated "
+               "from at least three dimensions to infinite D. The standard error allows for terms of order 1/D^2. no series in "
+               "1/D: the means scatter about the fit by more than chance (p < 1%).", "value"),
+        Column("b ± err", lambda e: uncertain(e["coefficient"], e["coefficient_error"], 0.0), "Fitted coefficient b of the "
+               "1/D term, with its standard error."),
+        Column("b in theory", lambda e: percent(e.get("own_coefficient"), ".4g"), "Coefficient b of the 1/D term as known in "
+               "closed form."),
+        Column("chi2", lambda e: f"{e['chi2']:.1f}/{e['dof']}", "Chi-square of the fit in 1/D, divided by its degrees of "
+               "freedom.", "chi2"),
     ],
     "Order of learning": [
-        Column("layer 1, component 1, ...", meaning="Median epochs (or iterations) until half of its optimal overlap; `-` where "
-               "that is 0."),
-        Column("order (runs)", _sequences, "Order in which components got there, and in how many runs.", words=True),
-        Column("last / first", _last_over_first, "Time of the last component over that of the first: geometric "
-               "mean and standard error."),
+        Column("layer 1, component 1, ...", meaning="Median time, in epochs or iterations, until this layer or component "
+               "reaches half of its optimal overlap; `-` where the optimal overlap is 0."),
+        Column("order (runs)", _sequences, "Order in which the components or layers reach half of their optimal overlap; in "
+               "brackets, the number of runs with this order.", words=True),
+        Column("last / first", _last_over_first, "Learning time of the last component divided by that of the first: geometric "
+               "mean over runs and its standard error."),
         Column("all", lambda r: percent(r["learning_order"]["success"]), "Share of runs that learned all components."),
     ],
     "Other numbers that runs report": [
-        Column("no.", lambda e: str(e["no"]), "Position in the list that the algorithm reports, as of eigenvalues.",
-               unless_same=True),
-        Column("theory", lambda e: number(e["theory"]) or "none", "What theory expects; none: no such value as D grows."),
-        Column("found", lambda e: f"{e['found']}/{e['runs']}", "Runs that found a value, of all."),
+        Column("no.", lambda e: str(e["no"]), "Position of the number in a list that the algorithm reports, such as a list of "
+               "eigenvalues.", unless_same=True),
+        Column("theory", lambda e: number(e["theory"]) or "none", "Value that theory predicts for a reported number as D "
+               "grows; none: theory predicts no such value."),
+        Column("found", lambda e: f"{e['found']}/{e['runs']}", "Number of runs that reported this number, out of all runs."),
     ],
     "Comparison of two results": [
-        Column("before", lambda e: number(e["before"]), "Mean of the first result."),
-        Column("after", lambda e: number(e["after"]), "Mean of the second one."),
-        Column("change", _change, "Relative change of the mean with its 99.7% interval, paired where the instances are "
-               "the same."),
-        Column("made by", meaning="Versions of the items that made the result, and those that are installed."),
-        Column("verdict", lambda e: e["verdict"], "better, worse, within noise, nearer to theory (worse, but closer to the "
-               "prediction), both at 0, only before, only after.", words=True),
+        Column("before", lambda e: number(e["before"]), "Mean of the metric in the first of the two compared results."),
+        Column("after", lambda e: number(e["after"]), "Mean of the metric in the second of the two compared results."),
+        Column("change", _change, "Relative change of the mean from the first result to the second, with its 99.7% "
+               "interval; errors are compared instance by instance where both results use the same instances."),
+        Column("made by", meaning="Versions of the algorithm, channel and other items that produced the result, and the "
+               "versions installed now."),
+        Column("verdict", lambda e: e["verdict"], "Conclusion for the second result relative to the first: better, worse, "
+               "within noise, nearer to theory (worse, but closer to the prediction), both at 0, only before, only after.",
+               words=True),
     ],
     "Theory": [
-        Column("MSE", lambda p: number(p["mse"], 6), "Predicted squared error per component, over that of the prior "
-               "mean."),
+        Column("MSE", lambda p: number(p["mse"], 6), "Predicted mean squared error of a component, divided by that of "
+               "guessing the prior mean."),
         Column("overlap", lambda p: number(p["overlap"], 6), "Predicted overlap of the estimate with the signal."),
-        Column("error", lambda p: one_digit(p["mse_error"]), "Numerical error of the number before it."),
-        Column("in alpha", lambda p: one_digit(p["alpha_error"]), "The same error as a change of the sample ratio."),
-        Column("gen. Bayes", lambda p: _generalization(p, "bayes"), "Error of prediction on new data of the posterior "
-               "mean."),
-        Column("plug-in", lambda p: _generalization(p, "plugin"), "Error of prediction on new data of the estimate "
-               "put in."),
-        Column("branch", lambda p: "" if p["branch"] == "unique" else p["branch"], "Where branches compete: informed (from the "
-               "signal) or uninformed (from the prior mean, reached by algorithms).", words=True),
-        Column("published", lambda row: number(row["value"], 6), "Published value."),
-        Column("difference", lambda row: f"{row['theory'] - row['value']:+.1e}", "Theory minus the published value."),
+        Column("error", lambda p: one_digit(p["mse_error"]), "Numerical error of the number in the column to the left."),
+        Column("in alpha", lambda p: one_digit(p["alpha_error"]), "Numerical error of the MSE, expressed as a shift of the "
+               "sample ratio that would change the MSE as much."),
+        Column("gen. Bayes", lambda p: _generalization(p, "bayes"), "Generalization error (on new data) of the posterior mean "
+               "of the label."),
+        Column("plug-in", lambda p: _generalization(p, "plugin"), "Generalization error (on new data) of labels computed by "
+               "putting the estimate in place of the signal."),
+        Column("branch", lambda p: "" if p["branch"] == "unique" else p["branch"], "Solution of state evolution, where there "
+               "are several: informed (iteration starts at the signal) or uninformed (starts at the prior mean, and is what "
+               "algorithms reach).", words=True),
+        Column("published", lambda row: number(row["value"], 6), "Value of this quantity in the publication."),
+        Column("difference", lambda row: f"{row['theory'] - row['value']:+.1e}", "Computed theory value minus the published "
+               "value."),
         Column("tolerance", lambda row: f"{row['tolerance']:.0e}" + ("" if row["within"] else " off"), "Accuracy of the "
-               "published value; off: theory is outside."),
-        Column("printed", lambda row: ("<= " if row["bound"] else "") + number(row["printed"], 5), "Of --verify: the number that "
-               "theory prints."),
-        Column("drawn", lambda row: number(row["drawn"], 5), "Of --verify: the same number from plain draws."),
+               "published value; off: the difference is larger than this."),
+        Column("printed", lambda row: ("<= " if row["bound"] else "") + number(row["printed"], 5), "Value that `smimbench "
+               "theory` prints, to be tested with --verify."),
+        Column("drawn", lambda row: number(row["drawn"], 5), "Monte Carlo estimate of the printed value, by --verify, from "
+               "plain random draws."),
     ],
 }  # fmt: skip
 _KNOWN = {column.heading: column for columns in COLUMNS.values() for column in columns}

@@ -1,4 +1,4 @@
-"""CuPy on an NVIDIA GPU."""
+"""The CuPy backend, for NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class CupyBackend(Backend):
 
     @property
     def accelerated(self) -> bool:
-        """True: the GPU has a memory of its own."""
+        """Whether this backend has its own memory: always True for a GPU."""
         return True
 
     @property
     def processor(self) -> str:
-        """The GPU's name."""
+        """Name of the GPU."""
         properties = self.xp.cuda.runtime.getDeviceProperties(self.xp.cuda.Device().id)
         return "".join(c if c.isalnum() else "-" for c in properties["name"].decode())
 
@@ -61,7 +61,7 @@ class CupyBackend(Backend):
         return draw
 
     def reader(self, host: Host) -> Callable[[slice], Array]:
-        """Slices of the samples, moved while the slices before them are computed with, where the host's pages can be locked."""
+        """Read slices of samples in the background while earlier ones are used, if the host's pages can be locked."""
         import cupy
 
         try:
@@ -70,29 +70,29 @@ class CupyBackend(Backend):
             return super().reader(host)
 
     def free_memory(self) -> int | None:
-        """Bytes that arrays may still take on the device, the limit of its memory pool respected."""
+        """Bytes still available for arrays on the device, within the limit of its memory pool."""
         return free_memory(self.xp)
 
     def ran_out(self, error: BaseException) -> bool:
-        """CuPy's own error, or what CUDA and its libraries say when they find no memory for themselves."""
+        """Whether an error of CuPy, CUDA or its libraries means that the GPU is out of memory."""
         said = f"{type(error).__name__}: {error}"
         return any(word in said for word in ("OutOfMemoryError", "cudaErrorMemoryAllocation", "_ALLOC_FAILED"))
 
     def release(self) -> None:
-        """Give the pool's unused blocks back to the driver."""
+        """Return the unused blocks of CuPy's memory pool to the driver."""
         self.xp.get_default_memory_pool().free_all_blocks()
         self.xp.get_default_pinned_memory_pool().free_all_blocks()
 
     def peak_memory(self) -> int | None:
-        """Size of the memory pool, in bytes: it grows until it is told to give back, so its present size is its largest."""
+        """Size in bytes of CuPy's memory pool, which never shrinks by itself, so that it equals the peak."""
         return int(self.xp.get_default_memory_pool().total_bytes())
 
     def synchronize(self) -> None:
-        """Wait for the current stream."""
+        """Wait until the current CUDA stream is idle."""
         self.xp.cuda.get_current_stream().synchronize()
 
     def stopwatch(self) -> Callable[[], Elapsed]:
-        """Two events on the device's own stream, and the wall clock."""
+        """Measure time by two events on the current CUDA stream and by the wall clock."""
         begin = self.clock()
         first, last = self.xp.cuda.Event(), self.xp.cuda.Event()
         first.record()
@@ -113,12 +113,12 @@ def _normals() -> Any:
 
 
 def normals_source() -> str:
-    """Text of the kernel that draws normal numbers."""
+    """Source code of the CUDA kernel that draws normal numbers."""
     return files(__package__).joinpath("philox.cu").read_text(encoding="utf-8")
 
 
 def free_memory(cupy: Any) -> int:
-    """Bytes that arrays may still take on the current GPU."""
+    """Bytes still available for arrays on the current GPU."""
     pool = cupy.get_default_memory_pool()
     free, _ = cupy.cuda.runtime.memGetInfo()
     # What the pool holds without using it is free for us, though the driver counts it as taken.
@@ -128,7 +128,7 @@ def free_memory(cupy: Any) -> int:
 
 
 def _set_tf32(allowed: bool) -> None:
-    """Say how CuPy multiplies matrices of float32, for the whole process; otherwise an environment variable decides."""
+    """Set for the whole process whether CuPy may multiply float32 matrices in TF32, overriding the environment variable."""
     import importlib
 
     products = importlib.import_module("cupy._core._routines_linalg")
@@ -136,7 +136,7 @@ def _set_tf32(allowed: bool) -> None:
 
 
 def cupy_advice() -> str:
-    """The command that makes CuPy work with the driver of this machine, or why none would."""
+    """Advice on the CuPy package that works with this machine's driver, or why none does."""
     from smimbench.backend.machine import nvidia_driver
 
     driver = nvidia_driver()
@@ -152,7 +152,7 @@ def cupy_advice() -> str:
 
 
 def _installed_cupy() -> list[str]:
-    """Names of the packages by which CuPy has been installed: ``cupy``, ``cupy-cuda12x``, ..."""
+    """Names of the installed CuPy packages: ``cupy``, ``cupy-cuda12x``, ..."""
     import re
     from importlib.metadata import distributions
 
@@ -161,14 +161,14 @@ def _installed_cupy() -> list[str]:
 
 
 def _load_cupy() -> tuple[Any, bool]:
-    """CuPy, and whether it finds a device. A CuPy for another CUDA or NumPy fails in many ways, here or there."""
+    """Import CuPy and tell whether it finds a device. A CuPy for another CUDA or NumPy fails in many ways, here or there."""
     import cupy
 
     return cupy, cupy.is_available()
 
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
-    """The backend ``cupy``, if CuPy and a GPU are there."""
+    """Open the backend ``cupy``, or raise BackendError without CuPy or a GPU."""
     loaded, error = attempt(_load_cupy)
     if error is not None:
         found = "CuPy is not installed" if isinstance(error, ModuleNotFoundError) else "CuPy cannot be imported"
@@ -182,7 +182,7 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
 
 
 def describe_gpu() -> dict[str, Any]:
-    """Driver, CuPy and devices of this machine, and what to do where they do not fit, as plain data."""
+    """Driver, CuPy and GPUs of this machine, and advice where they do not fit, as plain data."""
     from smimbench.backend.machine import nvidia_driver
 
     driver = nvidia_driver()

@@ -1,4 +1,4 @@
-"""NumPy on the processors of the host."""
+"""The NumPy backend, on the host's processors."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from smimbench.backend.device import Backend
 
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
-    """The backend ``numpy``; it is always there."""
+    """Open the backend ``numpy``, which is always available."""
     return Backend("numpy", NUMPY, dtype, tf32=tf32)

@@ -1,4 +1,4 @@
-"""PyTorch tensors on the processors of the host, through the array API."""
+"""The PyTorch backend, on the host's processors, through the array API."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from smimbench.interfaces import Array
 
 
 class TorchBackend(Backend):
-    """PyTorch's tensors; random numbers are drawn by NumPy on the host, so that runs have the same data as NumPy's."""
+    """PyTorch tensors on the host; NumPy draws the random numbers, so that data are the same as for NumPy."""
 
     def asarray(self, array: Array, *, dtype: str | None = None) -> Array:
-        """Copy a host array: PyTorch cannot share memory that is locked, as the data of an instance are."""
+        """Copy a host array to a tensor: PyTorch cannot share read-only memory, such as the data of an instance."""
         return super().asarray(array if on_device(array) else np.array(array), dtype=dtype)
 
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
-    """The backend ``torch``, if PyTorch is there."""
+    """Open the backend ``torch``, or raise BackendError without PyTorch."""
     torch, error = attempt(importlib.import_module, "torch")
     if error is not None:  # a PyTorch for another CUDA or NumPy fails in many ways
         reason = " ".join(str(error).split())
