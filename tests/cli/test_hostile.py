@@ -138,11 +138,11 @@ def test_a_folder_does_not_take_the_name_of_a_shipped_suite(tmp_path, capsys, mo
 
 
 @pytest.mark.parametrize("columns", ["abc", "", "-1", "0", "9" * 30])
-def test_columns_that_are_no_number_are_80(columns):
-    """In a process of its own: the terminal of the tests reads COLUMNS too."""
-    done = call_outside("list", COLUMNS=columns)
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
+def test_columns_that_are_no_number_are_80(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, err = call(capsys, "list")
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= 80
 
 
 # The second is what Python makes of the C locale where it may not take UTF-8 instead.

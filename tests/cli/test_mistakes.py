@@ -55,14 +55,10 @@ def test_a_folder_of_settings_is_shown_alone(twice, capsys):
 
 
 def test_compare_takes_what_the_option_results_wrote(twice, capsys):
-    whole, own = twice / "results", twice / "results" / "small"
+    whole = twice / "results"
     code, out, _ = call(capsys, "compare", whole, whole, "--json")
     assert code == 0
     assert {entry["verdict"] for entry in json.loads(out)["rows"]} == {"unchanged"}
-    code, _, err = call(capsys, "compare", own, twice)
-    assert code == 2
-    assert err.count("\n") == 1
-    assert "not a results folder (it has no readable run.json), and no packed results" in err
 
 
 def test_another_seed_is_no_worse(twice, capsys):
@@ -196,8 +192,6 @@ def test_results_of_an_earlier_text_of_a_suite_are_named(twice, tmp_path, capsys
 
 def test_compare_refuses_what_it_cannot_judge(twice, tmp_path, capsys):
     results = twice / "results" / "small"
-    code, _, err = call(capsys, "compare", results, results, "--fail-over", "nan")
-    assert (code, err) == (2, "smimbench: --fail-over: must be a number, got nan\n")
     other = write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = 0.3"))
     assert call(capsys, "run", other, "--results", tmp_path / "r", *SMALL, "--only", "algorithm=adam")[0] == 0
     code, out, err = call(capsys, "compare", results, tmp_path / "r")

@@ -1,7 +1,6 @@
 """Suites: what is read, and one clear line for everything that cannot be."""
 
 import json
-import re
 from collections import Counter
 
 import pytest
@@ -11,7 +10,7 @@ from smimbench.files import canonical_json
 from smimbench.registry.registry import Registry, using
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
-from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, write_suite
+from tests.helpers import ATTENTION, CHANNEL, SUITE, call, write_suite
 
 WISHART = 'prior   = { name = "wishart", rho = 0.5 }'
 SOFTMAX = 'channel = { name = "softmax", beta = 1.0 }'
@@ -121,6 +120,10 @@ BAD = {
     "reference of no problem": (REFERENCE.replace("problem =", "# problem ="), "run.reference[0].problem", "is missing"),
     "reference of a problem that cannot be made": (REFERENCE.replace("rho = 0.7", "rh = 0.7"),
         "run.reference[0].problem.prior.rh", "did you mean 'rho'"),
+    "a date for a name": (changed('name = "attention-indexed"', "name = [1979-05-27]"), "problem.model.name",
+        "must be a string, got datetime.date"),
+    "the same time twice": (changed("tokens = 2", "tokens = [07:32:00, 07:32:00]"), "problem.model.tokens: ",
+        "datetime.time(7, 32) stands there twice, as entries 0 and 1"),
     # size
     "a million cells": (changed("seeds     = 2", "seeds = 1_000_000"), "grid", "2,000,000 cells"),
     "an axis of a million": (changed("rho = 0.5", f"rho = {[0.5] * 1001}").replace("tokens = 2", f"tokens = {[2] * 1001}"),
@@ -142,14 +145,6 @@ def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
     assert "Traceback" not in err
     assert len(err) < 400
     assert not (tmp_path / "results").exists()
-
-
-def test_from_a_shell_it_is_the_same_line(tmp_path):
-    path = write_suite(tmp_path, BAD["rho negative"][0])
-    done = call_outside("run", path, "--results", tmp_path / "results")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == f"smimbench: {path}: problem.prior.rho: must be a finite number >= 0, got -0.5\n"
 
 
 def test_cells_are_the_product_with_replicates_outermost(tmp_path):
@@ -386,21 +381,6 @@ def test_an_algorithm_is_appended_and_set_reaches_into_it(tmp_path):
     assert load_suite(path, ["run.metrics=['mse']", "run.metrics+=overlap"]).run.metrics == ("mse", "overlap")
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("algorithms+=gmap", r"algorithms\[2\]\.name: unknown algorithm 'gmap'; did you mean 'gamp'"),
-        ("algorithms+=adam", r"algorithms\[2\]\.label: 'adam' is used twice"),
-        ("grid.seed+=3", "is not a list"),
-        ("grid+=3", "is not a list"),
-    ],
-)
-def test_what_cannot_be_appended_is_named(tmp_path, override, message):
-    with pytest.raises(SuiteError, match=message) as failed:
-        load_suite(write_suite(tmp_path), [override])
-    assert "\n" not in str(failed.value)
-
-
 def test_all_that_is_appended_makes_the_settings(tmp_path):
     from smimbench.run.store import Store, options_of, settings_folder
 
@@ -475,15 +455,6 @@ def test_shipped_references_disappear_where_a_parameter_differs(tmp_path, capsys
     assert len(suite.remarks) == 1
     _, _, err = call(capsys, "show", name, "--set", override, "--results", tmp_path)
     assert err.count("published values of another problem are left out") == 1
-
-
-@pytest.mark.parametrize(("old", "new", "said"), [
-    ('name = "sequence-multi-index"', "name = [1979-05-27]", "problem.model.name: must be a string, got datetime.date"),
-    ("tokens = 2", "tokens = [07:32:00, 07:32:00]", "datetime.time(7, 32) stands there twice, as entries 0 and 1"),
-])  # fmt: skip
-def test_dates_are_one_line(tmp_path, old, new, said):
-    with pytest.raises(SuiteError, match=re.escape(said)):
-        load_suite(write_suite(tmp_path, SUITE.replace(old, new)))
 
 
 def test_a_long_name_is_not_repeated_whole(tmp_path):
