@@ -248,8 +248,9 @@ COLUMNS: dict[str, list[Column]] = {
     ],
     "Infinite dimension": [
         Column("value ± err", lambda e: e["refusal"] or uncertain(e["value"], e["error"], 0.0), "Mean of the metric extrapolated "
-               "from at least three dimensions to infinite D. The standard error allows for terms of order 1/D^2. no series in "
-               "1/D: the means scatter about the fit by more than chance (p < 1%).", "value"),
+               "from at least three dimensions to infinite D. The standard error allows for terms of order 1/D^2. `sizes too "
+               "small`: these terms may move the limit by more than a tenth. `no series in 1/D`: the means scatter about the "
+               "fit by more than chance (p < 1%).", "value"),
         Column("b ± err", lambda e: uncertain(e["coefficient"], e["coefficient_error"], 0.0), "Fitted coefficient b of the "
                "1/D term, with its standard error."),
         Column("b in theory", lambda e: percent(e.get("own_coefficient"), ".4g"), "Coefficient b of the 1/D term as known in "

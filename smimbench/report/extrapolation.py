@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
-from smimbench.numerics.size_laws import extrapolate, pooled_errors
+from smimbench.numerics.size_laws import SECOND, extrapolate, pooled_errors
 from smimbench.numerics.statistics import normal_score
 from smimbench.report.labels import grouped, summed_statuses
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.files import JsonObject
+
+ONE_SAMPLE = 4.0
+"""Allowance for matrices from few samples, in units of one of them: ``1 / n = 1 / (alpha d^2)`` is of second order, and a ratio
+within a run, as the Nishimori ratio, is off by one to three times that. Doubled, limits from less than 30 samples are half as
+sure."""
 
 FEWEST = 3
 """Dimensions from which on rows are extrapolated: with two there is a line through both, and nothing tests it."""
@@ -76,7 +81,8 @@ def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObjec
     if len(used) < FEWEST:
         return None
     floors = [max(float(errors[i]), 1e-9 * abs(values[i]), 1e-9 * target) for i in used]
-    found = extrapolate([sizes[i] for i in used], [values[i] for i in used], floors, dof)
+    second = max(SECOND, ONE_SAMPLE / last["alpha"]) if last.get("dimension_letter") == "d" else SECOND
+    found = extrapolate([sizes[i] for i in used], [values[i] for i in used], floors, dof, second)
     fitted: JsonObject = {
         "value": found.limit,
         "error": found.error,

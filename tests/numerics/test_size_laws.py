@@ -79,6 +79,15 @@ def test_p_values_of_right_laws_are_uniform():
     assert kstest([f.p_value for f in exact], "uniform").pvalue > 1e-3
 
 
+def test_a_limit_from_small_sizes_is_as_sure_as_the_next_order_lets_it_be():
+    """What is left open falls as the square of the size, and is too much for small ones."""
+    small, large = (extrapolate(D * scale, curve(0.4), np.full(4, 0.1 / scale**2 / 100)) for scale in (0.1, 1.0))
+    assert small.refusal == "sizes too small"
+    assert (large.refusal, large.error < 0.01) == ("", True)
+    # A first order as large as the limit leaves the second open, too.
+    assert extrapolate(D, curve(0.01, 5.0), np.full(4, 3e-2)).refusal == "sizes too small"
+
+
 def test_what_no_series_fits_is_refused():
     found = extrapolate(D, np.array([0.5, 0.45, 0.5, 0.45]), np.full(4, 1e-3))
     assert found.p_value < 1e-6

@@ -76,6 +76,25 @@ def test_sample_ratios_that_are_rounded_differently_are_moved_together():
     assert entry["chi2"] < 1e-3
 
 
+def test_runs_whose_samples_differ_by_far_are_moved_in_proportion():
+    """A fixed number of steps on fresh samples: theory falls by a factor of eight from size to size, and so do runs."""
+    far = [
+        {**r, "mean": r["mean"] * k, "sem": r["sem"] * k, "theory": 0.4 * k}
+        for r, k in zip(rows(), (1 / 64, 1 / 16, 1 / 4, 1))
+    ]
+    entry, same = only(extrapolated_rows(far)), only(extrapolated_rows(rows()))
+    assert (entry["value"], entry["error"]) == pytest.approx((same["value"], same["error"]))
+
+
+def test_matrices_from_few_samples_are_less_sure():
+    few = [
+        {"nominal_alpha": alpha, "alpha": alpha, "dimension_letter": letter} for alpha in (0.01, 0.1) for letter in "dD"
+    ]
+    errors = [only(extrapolated_rows(rows(sizes=(20, 40, 80), sd=2.0, **more)))["error"] for more in few]
+    assert errors[0] > 1.5 * errors[2]
+    assert errors[1:] == pytest.approx([errors[1]] * 3)
+
+
 @pytest.mark.parametrize("differs", [{"algorithm": "adam"}, {"metric": "overlap"}, {"component": 2}, {"nominal_alpha": 0.2},
                                      {"backend": "cupy"}, {"problem": "q"}])  # fmt: skip
 def test_what_differs_is_fitted_apart(differs):

@@ -1,0 +1,171 @@
+"""Do the intervals of extrapolated values hold the truth? ``python docs/checks/extrapolation.py FOLDER [--cases 200]``.
+
+Random problems of both models, algorithms whose limit is known exactly, three to five random sizes and numbers of runs; of every
+case one metric. Runs are kept in FOLDER: stop it at any time, and start it again to go on. 200 cases take 20 minutes on one
+core. results/checks/extrapolation.md has the table of a whole run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import smimbench
+from smimbench.report.extrapolation import extrapolated_rows
+
+ROOT = 28
+GROUPS = {
+    "vectors, gamp": ("linear", "linear", "sign", "sign", "probit", "probit", "hardmax", "two layers"),
+    "vectors, others": ("ridge", "erm", "logistic", "hinge", "spectral", "online"),
+    "matrices, gamp": ("softmax", "softmax", "hardmax", "linear", "linear"),
+    "matrices, others": ("ridge", "nuclear", "adam"),
+}
+SUITE = """[suite]
+title = "{kind}"
+[problem]
+label   = "{kind}"
+model   = {{ name = "{model}", tokens = {tokens} }}
+channel = {{ {channel} }}
+prior   = {{ {prior} }}
+[grid]
+alpha     = [{alpha}]
+dimension = {sizes}
+seeds     = {seeds}
+[[algorithms]]
+{algorithm}
+[run]
+metrics        = {metrics}
+max_iterations = 3000
+"""
+
+
+def between(rng, low, high):
+    """A number that is uniform on a logarithmic scale, three digits."""
+    return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.3g}")
+
+
+def random_suite(rng):
+    """The suite of a case, as text, and its group."""
+    group, slow = str(rng.choice(list(GROUPS), p=[0.25, 0.25, 0.4, 0.1])), ("two layers", "hardmax", "nuclear", "adam")
+    kind = str(rng.choice(GROUPS[group]))
+    matrices, gamp = group.startswith("matrices"), group.endswith("gamp")
+    tokens = int(rng.integers(1, 4))
+    noise, penalty = between(rng, 0.05, 1), between(rng, 0.1, 2)
+    algorithm = 'name = "gamp"'
+    if matrices:
+        tokens = tokens if kind in ("linear", "ridge", "nuclear", "adam") else max(tokens, 2)
+        channel = {"softmax": f'name = "softmax", beta = {between(rng, 0.5, 2)}', "hardmax": 'name = "hardmax"'}
+        label = channel.get(kind, f'name = "linear", noise = {noise}')
+        alpha = between(rng, *{"nuclear": (0.15, 0.5)}.get(kind, (0.08, 0.8))) / (tokens * (tokens + 1) / 2)
+        prior = f'name = "wishart", rho = {between(rng, 0.15, 2)}'
+    else:
+        tokens = {"sign": 1, "logistic": 1, "spectral": 2, "two layers": 2, "hardmax": 2}.get(kind, tokens)
+        probit = f'name = "probit", noise = {between(rng, 0.2, 1)}'
+        layers = f'name = "softmax", layers = 2, skip = {between(rng, 0.5, 1.5)}'
+        channel = {"sign": 'name = "sign"', "logistic": 'name = "sign"', "probit": probit, "hinge": probit, "online": probit,
+                   "hardmax": 'name = "hardmax"', "spectral": 'name = "softmax", layers = 1', "two layers": layers}  # fmt: skip
+        label = channel.get(kind, f'name = "linear", noise = {noise}')
+        wide = {"hardmax": (1.2, 6), "spectral": (0.4, 1), "two layers": (0.3, 0.8)}
+        alpha = between(rng, *wide[kind]) if kind in wide else between(rng, 0.3, 4) / tokens
+        prior = 'name = "gaussian"'
+    if not gamp:
+        losses = {"erm": "square", "logistic": "logistic", "hinge": "squared-hinge"}
+        rate, batch, steps = between(rng, 0.02, 0.1), int(rng.integers(5, 40)), int(rng.integers(20, 100))
+        online = f'name = "sgd"\nonline = true\nlearning_rate = {rate}\nbatch = {batch}\nsteps = {steps}'
+        adam = f'name = "adam"\nlearning_rate = 0.1\nschedule = "cosine"\nsteps = 400\nweight_decay = {between(rng, 0.4, 2)}'
+        algorithm = {
+            "ridge": f'name = "ridge"\nregularisation = {penalty}', "nuclear": 'name = "nuclear"\nregularisation = "optimal"',
+            "spectral": 'name = "spectral"', "online": online, "adam": adam,
+        }.get(kind) or f'name = "erm"\nloss = "{losses[kind]}"\npenalty = {penalty}'  # fmt: skip
+    smallest = between(rng, *((15, 45) if matrices else (40, 130)))
+    growth = rng.uniform(1.3, 2.2, rng.choice([2, 3, 4], p=[0.7, 0.2, 0.1]))
+    sizes = np.minimum(smallest * np.cumprod([1, *growth]), 110 if matrices else 400).round().astype(int)
+    sizes = sorted(set(sizes.tolist()))
+    fewer, most = rng.choice([1, 0.7, 0.5]), between(rng, 4, 10 if kind in slow else 32)
+    return group, SUITE.format(
+        kind=kind, model="attention-indexed" if matrices else "sequence-multi-index", tokens=tokens, channel=label, prior=prior,
+        alpha=f"{alpha:.4g}", sizes=sizes, seeds=[max(2, round(most * fewer**k)) for k in range(len(sizes))],
+        algorithm=algorithm, metrics='["mse", "overlap", "nishimori"]' if gamp else '["mse", "overlap"]',
+    )  # fmt: skip
+
+
+def case(folder, number):
+    """One extrapolated value of a case; None where its algorithm has no prediction, or one of 0."""
+    path = folder / f"{number}.json"
+    if not path.exists():
+        group, text = random_suite(np.random.default_rng([ROOT, number]))
+        suite = folder / f"case-{number}.toml"
+        suite.write_text(text)
+        keep = (
+            *(
+                "problem",
+                "algorithm",
+                "backend",
+                "nominal_alpha",
+                "alpha",
+                "dimension",
+                "metric",
+                "component",
+                "identity",
+            ),
+            *("mean", "sem", "n", "theory", "theory_error", "own_theory", "bayes", "status_counts"),
+            *("component_word", "dimension_letter"),
+        )
+        rows = [{key: row[key] for key in keep} for row in smimbench.run(suite, results=folder / "results", workers=1)]
+        path.write_text(json.dumps({"group": group, "rows": rows}))
+    found = json.loads(path.read_text())
+    known = [one for one in extrapolated_rows(found["rows"]) if one["own_theory"] is not None and one["theory"] > 1e-3]
+    if not known:
+        return None
+    chosen = known[np.random.default_rng([ROOT, number, 1]).integers(len(known))]
+    return {**chosen, "group": found["group"]}
+
+
+def interval(one):
+    """Half of the interval that holds the truth with probability 95%, errors of theory included."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(min(one["error_dof"], 1e9), 0.975)) * math.hypot(one["error"], one["theory_error"] or 0.0)
+
+
+def line(name, cases):
+    """A row of the table."""
+    shown = [one for one in cases if not one["refusal"]]
+    if not shown:
+        return f"| {name} | {len(cases)} | 0 | | | |"
+    inside = sum(abs(one["difference"]) <= interval(one) for one in shown)
+    far = sum(abs(one["z"]) > 3 for one in shown)
+    width = np.median([one["error"] / abs(one["value"]) for one in shown])
+    return f"| {name} | {len(cases)} | {len(shown)} | {inside} ({100 * inside / len(shown):.1f}%) | {far} | {100 * width:.1f}% |"
+
+
+def main():
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cases", type=int, default=200)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    warnings.simplefilter("ignore")
+    cases, number = [], 0
+    while len(cases) < given.cases:
+        found = case(given.folder, number)
+        cases += [] if found is None else [found]
+        number += 1
+    print(
+        "| what | cases | with a limit | theory in the 95% interval | abs(z) > 3 | median error |\n|---|---|---|---|---|---|"
+    )
+    for name in GROUPS:
+        print(line(name, [one for one in cases if one["group"] == name]))
+    for name in ("mse", "overlap", "nishimori"):
+        print(line(name, [one for one in cases if one["metric"] == name]))
+    print(line("all", cases))
+
+
+if __name__ == "__main__":
+    main()
