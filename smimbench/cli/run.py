@@ -65,6 +65,9 @@ if TYPE_CHECKING:
         "--budget",
         type=DURATION,
     ),
+    flag(
+        "For boards: the system draws the seed, and no worker and no record has it until all is run.", "--secret-seed"
+    ),
     flag("Count cells, time and memory by past runs and short trials; run nothing.", "--dry-run"),
     flag("Tables only.", "--no-figure"),
     FULL,
@@ -77,6 +80,7 @@ def run(
     cell_memory: float | None,
     budget: float | None,
     shard: str | None,
+    secret_seed: bool,
     dry_run: bool,
     no_figure: bool,
     full: bool,
@@ -88,13 +92,17 @@ def run(
     time and run the same command again to go on.
     """
     from smimbench.cli.progress import run_progress
-    from smimbench.run.campaign import plan_campaign
+    from smimbench.run.campaign import hide_seed, plan_campaign, publish_seed
     from smimbench.run.executor import Limits
 
     if how["dask"] and how["timing"]:
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
-    suite = request.suite()
-    store = request.store(suite)
+    suite = asked = request.suite()
+    store = home = request.store(suite)
+    if secret_seed and not dry_run:
+        if any(text.partition("=")[0].strip() == "grid.seed" for text in suite.overrides):
+            raise click.UsageError("--secret-seed draws the seed; leave out --set grid.seed")
+        suite, store = hide_seed(suite, store)
     backends = backends or ("numpy",)
     limits = Limits(cell_time, None if cell_memory is None else int(cell_memory), budget)
     how |= {"isolated": True, "limits": limits}
@@ -109,8 +117,13 @@ def run(
     left = campaign.left() if budget is not None else 0
     if left:
         request.remark([f"the budget is spent: {left} cells are left; run the same command again to go on"])
+    code = _shard_result(campaign, part, request) if part is not None else OK
+    published = publish_seed(asked, suite, home, backends, timing=how["timing"]) if suite.secret is not None else None
+    if published is not None:
+        suite, store = published, home
+        request.remark([f"the seed was {suite.seed}; to rerun: {request.typed('run')} --set grid.seed={suite.seed}"])
     if part is not None:
-        return _shard_result(campaign, part, request)
+        return code
     results = Results(suite, store, backends, request, deadline, solve=True)
     if "theory" in how["retry"]:
         results.cache.set_aside(plan.problem for plan in suite.plans)

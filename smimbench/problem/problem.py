@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 CODE = ("version", "source")
 """Keys of a specification that say which code is meant, not which mathematics."""
+
+
+SECRET = 2**62
+"""Roots from here on are those of secret seeds: each stream has a hash of its own in place of the root, so that a stream, or the
+data that came from it, tells nothing of the others."""
 
 
 class ProblemError(ValueError):
@@ -267,4 +273,6 @@ def seed_sequence(
     key = (*words(problem), *words(repr(float(alpha))), dimension, replicate, STREAMS.index(stream))
     for name in extra:
         key += words(name)
+    if seed >= SECRET:
+        seed = int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest(), "big")
     return np.random.SeedSequence(seed, spawn_key=key)

@@ -5,7 +5,7 @@ identity.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,6 +146,11 @@ class Suite:
     remarks: tuple[str, ...] = ()
     unmade: tuple[Unmade, ...] = ()
     left_out: tuple[str, ...] = ()
+    secret: int | None = field(repr=False, default=None)
+
+    def with_seed(self, seed: int, secret: int | None = None) -> Suite:
+        """As with ``--set grid.seed=...``; ``secret`` is the seed that this one stands for."""
+        return replace(self, seed=seed, secret=secret, overrides=(*self.overrides, f"grid.seed={seed}"))
 
     @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
@@ -209,6 +214,7 @@ class Suite:
                 run=run,
                 problem_label=plan.label,
                 algorithm_label=table["label"],
+                secret=self.secret,
             )
             for replicate in replicates
             for plan, alphas, dimension, seeds in points
