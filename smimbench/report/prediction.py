@@ -216,20 +216,29 @@ def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:
     return found
 
 
-def _predicted(rows: Sequence[JsonObject]) -> tuple[dict[Number, tuple[list[Point], float, float | None]], bool]:
-    """Points of every number that is predicted, with its unit and coefficient of 1/D; whether runs of one have no estimate."""
+def _predicted(
+    rows: Sequence[JsonObject], key: str = "own_theory"
+) -> tuple[dict[Number, tuple[list[Point], float, float | None]], bool]:
+    """Points of every number that is predicted, with its unit and coefficient of 1/D; whether runs of one have no estimate.
+
+    ``key``: the prediction of rows, ``"bayes"`` for the Bayes-optimal values in place of those of the algorithm.
+    """
     found: dict[Number, tuple[list[Point], float, float | None]] = {}
     teachers, lost = {place(row): row["teachers"] for row in rows if "teachers" in row}, False
+    own = key == "own_theory"
     for row in rows:
-        own = {"metric": row["metric"], "values": row.get("values") or {}, "prediction": row.get("own_theory"),
-               "error": row.get("own_theory_error"), "coefficient": row.get("own_coefficient"), "at": None}  # fmt: skip
-        for one in ({**own, "component": row["component"]}, *row.get("also_predicted", ())):
+        at_end = {"metric": row["metric"], "component": row["component"], "at": None, "values": row.get("values") or {},
+                  "coefficient": row.get("own_coefficient") if own else None,
+                  "prediction": row.get(key), "error": row.get(f"{key}_error")}  # fmt: skip
+        for one in (at_end, *(row.get("also_predicted", ()) if own else ())):
             expected = one["prediction"]
             if expected is None:
                 continue
             lost |= not one["values"] and one["at"] is None
             component = (one["component"] or 1) - 1
-            lengths = [teachers.get(place(row), {}).get(key, {component: math.nan})[component] for key in one["values"]]
+            lengths = [
+                teachers.get(place(row), {}).get(name, {component: math.nan})[component] for name in one["values"]
+            ]
             unit, known = 1.0, one.get("coefficient")
             if find_metric(one["metric"]).direction == "lower":
                 # Where theory says 0, errors up to the target count as reached.
@@ -250,18 +259,6 @@ def asked(row: Mapping[str, Any]) -> float:
 
 def is_below_optimum(rows: Sequence[JsonObject], metric: str | None) -> bool:
     """Whether an error is below the Bayes-optimal one by more than chance and finite size allow, which no algorithm can be."""
-    found = []
-    for members in grouped((row for row in rows if row["metric"] == metric), asked).values():
-        points, units = [], []
-        for dimension, layers in grouped(members, lambda row: row["dimension"]).items():
-            if any(row["bayes"] is None for row in layers):
-                continue
-            common = set.intersection(*(set(row.get("values") or ()) for row in layers))
-            values = [math.fsum(row["values"][key] for row in layers) for key in sorted(common)]
-            bayes, error = (math.fsum(row[key] or 0.0 for row in layers) for key in ("bayes", "bayes_error"))
-            points.append(Point(dimension, values, [math.nan] * len(values), bayes, error))
-            units.append(bayes)
-        if units and min(units) > ZERO * (members[0].get("target") or 0.0):
-            found.append(deviation(points, units[-1]))
-    level = 2 * IMPOSSIBLE / max(len(found), 1)
-    return any(one is not None and one.score(one.finite) < -_normal(level) for one in found)
+    predicted, _ = _predicted([row for row in rows if row["metric"] == metric], "bayes")
+    found = [one for one in (deviation(*numbers) for numbers in predicted.values()) if one is not None]
+    return any(one.score(one.finite) < -_normal(2 * IMPOSSIBLE / len(found)) for one in found)
