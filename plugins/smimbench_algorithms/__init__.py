@@ -1,4 +1,4 @@
-"""Algorithms that ship with smimbench, one per file."""
+"""Algorithms shipped with smimbench, one per file or folder."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from smimbench.hookspecs import hookimpl
 
 @hookimpl
 def smimbench_register_algorithms(register: Callable[[Any], None]) -> None:
-    """Register what is in this folder."""
+    """Register the algorithms in this folder."""
     from smimbench_algorithms.adam import Adam, AdamW
     from smimbench_algorithms.averaged import Averaged
     from smimbench_algorithms.erm import Erm

@@ -1,4 +1,4 @@
-"""Adam and AdamW on the factor of the signal, full batch, in minibatches or on a stream."""
+"""Adam and AdamW on the factor of the signal: on all samples, minibatches or a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smimbench_algorithms.gradient import Descent
 
 @dataclass(frozen=True)
 class Adam(Descent):
-    r"""Adam on all samples, on batches or on a stream.
+    r"""Adam on all samples, minibatches or a stream of fresh samples.
 
     On the loss ``L = [sum_mu l(f(z_mu), t_mu) + (lambda / 2) |W|^2] / D``,
 
@@ -85,7 +85,7 @@ class Adam(Descent):
         require(self, "weight_decay", 0 <= self.weight_decay < math.inf, "a finite number >= 0")
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        """With weight decay, all samples in every step and a wide factor of a matrix: the minimum of the penalised loss.
+        """With weight decay, full batches and a wide matrix factor: the minimum of the penalized loss; otherwise no theory.
 
         Labels have to be linear in the matrix, and the steps enough to get there. There is none for minibatches, for streams,
         without weight decay or for ``adamw``, nor of the way: every step depends on all earlier ones. Tables then stay blank and
@@ -98,23 +98,23 @@ class Adam(Descent):
     _decays_in_the_loss = True
 
     def penalty(self, data: Data) -> float:
-        """Weight decay within the loss."""
+        """Weight decay, as a penalty within the loss."""
         return self.weight_decay / data.dimension if self._decays_in_the_loss else 0.0
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """First and second moment."""
+        """Initial first and second moments of the gradient."""
         zero = namespace(factor).zeros_like(factor)
         return zero, zero
 
     def normalisation(self, problem: Problem, data: Data, size: int) -> float:
-        """1 over the dimension; of a batch that of all samples."""
+        """Factor of the gradient: 1 over the dimension; the gradient of a batch is scaled up to that of all samples."""
         scale = 1.0 if self.online else data.inputs.shape[0] / size
         return scale / data.dimension
 
     def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
     ) -> tuple[Array, tuple[Array, ...]]:
-        """A step along the first moment over the root of the second, both without their bias."""
+        """One Adam step: along the first moment over the root of the second, both corrected for bias."""
         xp = namespace(factor)
         first = self.beta1 * memory[0] + (1 - self.beta1) * gradient
         second = self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
@@ -124,7 +124,7 @@ class Adam(Descent):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    r"""Adam with weight decay apart from the gradient.
+    r"""Adam with decoupled weight decay.
 
     ``W <- (1 - eta lambda) W`` before every step of Adam.
 
@@ -148,5 +148,5 @@ class AdamW(Adam):
     def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Decay, then a step of Adam."""
+        """One AdamW step: weight decay, then a step of Adam."""
         return super().move((1 - rate * self.weight_decay) * factor, gradient, memory, rate, count)

@@ -1,4 +1,4 @@
-"""Average of several independent runs of another algorithm on the same data."""
+"""The average of several independent runs (students) of another algorithm on the same data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from smimbench.theory import limit_point, own_theory, prior_moments
 
 
 class AveragedState(NamedTuple):
-    """States of all students, and the problem, whose symmetry the average removes."""
+    """States of all students, and the problem, whose symmetry is removed before averaging."""
 
     students: Any
     problem: Problem
@@ -100,32 +100,32 @@ class Averaged(Algorithm):
         return takes(self._inner.init, "students")
 
     def plan(self, data: Data) -> Plan:
-        """The plan of the algorithm, for every student."""
+        """The plan of the inner algorithm, multiplied by the number of students."""
         inner: Plan = self._inner.plan(data)
 
         def cost(problem: Problem, data: Data) -> Cost | None:
-            """Products for every student; a batch of students reads the inputs once."""
+            """Cost for all students; a batch of students reads the inputs once."""
             one = None if inner.cost is None else inner.cost(problem, data)
             return one and Cost(one.flops * self.students, one.bytes * (1 if self._batched else self.students))
 
         return inner._replace(students=inner.students * self.students, cost=cost)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Problems that the algorithm refuses or does not work for."""
+        """Reason why the inner algorithm cannot solve a problem, or None."""
         if not self._entry.fits(problem.model.name):
             return f"{self._entry.name} does not work for model {problem.model.name!r}"
         reason: str | None = self._inner.refuses(problem)
         return reason
 
     def retry(self, problem: Problem, outcome: str) -> Averaged | None:
-        """Students of the version that the algorithm offers for a second start."""
+        """Students with the version that the inner algorithm offers for a second attempt."""
         cautious = None if outcome == "unsettled" else self._inner.retry(problem, outcome)
         if cautious is None:
             return None
         return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        r"""Theory of the mean of K students, from that of one.
+        r"""Theory of the mean of K students, from the theory of one.
 
         With M the overlap of a student with the signal, Q with itself and Q' with another student,
 
@@ -152,7 +152,7 @@ class Averaged(Algorithm):
         )
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> AveragedState:
-        """Independent starts."""
+        """Independent initial states of the students."""
         if self._batched:
             students = self._inner.init(problem, data, rng, students=self.students)
         else:
@@ -174,7 +174,7 @@ class Averaged(Algorithm):
         return AveragedState(students, problem), _info_of_students(infos, remark)
 
     def estimate(self, state: AveragedState) -> Array:
-        """Mean of the students' signals after removing the symmetry."""
+        """Mean of the students' signals, each aligned by symmetry."""
         if self._batched:
             signals = self._inner.estimate(state.students)
         else:
@@ -191,7 +191,7 @@ def _same(one: Array, two: Array) -> bool:
 
 
 def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
-    """The reports of several students as one: the mean of their overlaps, the largest of everything else that all report."""
+    """Combine the reports of several students: the mean of their overlaps, and the maximum of all other numbers."""
     found: dict[str, Any] = {}
     for name, values in zip(Info._fields, zip(*infos)):
         if name != "warning" and not any(value is None for value in values):
@@ -202,7 +202,7 @@ def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
 
 
 def mean_signal(problem: Problem, signals: Array) -> Array:
-    """Mean over the first axis of signals (K, P, ...), each moved by the symmetry of the channel that it fits best."""
+    """Mean over the first axis of signals (K, P, ...), each aligned by the symmetry of the channel."""
     xp = namespace(signals)
     symmetry = problem.channel.symmetry
     if symmetry == "none" or signals.shape[0] == 1:

@@ -1,4 +1,4 @@
-"""Shared by the convex baselines: labels that are linear in the signal up to noise, least squares, held-out samples."""
+"""Shared by the convex baselines: labels linear in the signal plus noise, least squares, held-out samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAME = 1e-6
 
 
 class Linear(NamedTuple):
-    """The combinations of latents that a label shows, on the host.
+    """Linear combinations of latents that a label observes, on the host.
 
     Attributes
     ----------
@@ -35,12 +35,12 @@ class Linear(NamedTuple):
 
     @property
     def alike(self) -> bool:
-        """Whether all combinations have the same noise, up to rounding."""
+        """Whether all observed combinations have the same noise, up to rounding."""
         return bool(np.ptp(self.noise) <= SAME * self.noise.max())
 
 
 def seen_by_labels(problem: Problem) -> Linear | str:
-    r"""The linear observation that a channel amounts to, or why it is none.
+    r"""The linear observation that a channel is equivalent to, or the reason why there is none.
 
     A label amounts to ``A z + noise`` exactly if the posterior of ``z ~ N(omega, I)`` is Gaussian with a covariance
     Sigma that depends on neither label nor omega, and a mean that is ``Sigma omega`` plus a function of the label.
@@ -81,7 +81,7 @@ def seen_by_labels(problem: Problem) -> Linear | str:
 
 
 def noise_of_identity(problem: Problem) -> Host | None:
-    """Variances (P C,) of the noise of labels ``z + noise`` where they are equal up to rounding; None for all other labels."""
+    """Noise variances (P C,) of labels ``z + noise`` if they are equal up to rounding; None for all other labels."""
     z = monte_carlo_rng("convex losses: what labels are").standard_normal((4, problem.components, problem.model.sites))
     shown = np.asarray(predict(problem.channel, z))
     if shown.shape != z.shape or not np.allclose(shown, z, rtol=0, atol=1e-12):
@@ -110,7 +110,7 @@ class RidgeShares(NamedTuple):
 
 
 def ridge_shares(ratio: float, penalty: float) -> RidgeShares:
-    """For ``ratio`` latents seen for each direction and any penalty >= 0: a quadratic equation has the susceptibility as root."""
+    """Ridge shares for any penalty >= 0, with ``ratio`` observed latents per direction, from a quadratic equation."""
     b = (penalty + ratio - 1) / 2
     root = float(np.hypot(b, np.sqrt(penalty)))
     if b >= 0:  # both forms are without cancellation, each on its side
@@ -140,22 +140,22 @@ def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float) -> Overla
 
 
 class LinearRegression(Algorithm):
-    """An algorithm for labels that are linear in the signal."""
+    """Base class of algorithms for labels that are linear in the signal."""
 
     chosen = "; regularisation chosen by validation on a fifth of the samples"
 
     def refuses(self, problem: Problem) -> str | None:
-        """Channels whose labels are not linear in the signal."""
+        """Reason why a channel's labels are not linear in the signal, or None."""
         seen = seen_by_labels(problem)
         return seen if isinstance(seen, str) else None
 
     def plan(self, data: Data) -> Plan:
-        """One product with the normal matrix in every step: a pass over the inputs, forward and adjoint."""
+        """Plan of one product with the normal matrix per step: one pass over the inputs, forward and adjoint."""
         return super().plan(data)._replace(cost=lambda problem, data: problem.pass_cost(data))
 
     @staticmethod
     def observed(problem: Problem) -> tuple[Linear, str]:
-        """The linear observation that labels are, also in words; ValueError if they are none."""
+        """The linear observation that labels make, also in words; ValueError if labels are not linear."""
         linear = seen_by_labels(problem)
         if isinstance(linear, str):
             raise ValueError(linear)
@@ -166,7 +166,7 @@ class LinearRegression(Algorithm):
 
     @staticmethod
     def held_out(problem: Problem, data: Data, linear: Linear) -> tuple[LeastSquares, LeastSquares]:
-        """The samples to learn from, and those on which a penalty is chosen."""
+        """Split the data into samples to learn from and samples on which a penalty is chosen."""
         n = int(data.inputs.shape[0])
         if n < 2:
             raise ValueError(f"validation needs at least two samples, this data has {n}; give regularisation a number")
@@ -215,7 +215,7 @@ class LeastSquares:
         return xp.matmul(xp.reshape(z, (*z.shape[:-2], self.P * self.C)), xp.matrix_transpose(self.rows))
 
     def normal(self, signal: Array, *, targets: bool = False) -> tuple[Array, Array]:
-        """``A^T w (A S)`` (or ``A^T w (t - A S)``) in units of ``adjoint``, and the sum of ``w (.)^2``.
+        """Normal-matrix product ``A^T w (A S)`` (or ``A^T w (t - A S)``) in units of ``adjoint``, and the sum of ``w (.)^2``.
 
         Leading axes of the signal (..., P, ...) are several candidates.
         """
@@ -234,7 +234,7 @@ class LeastSquares:
         return total, value
 
     def lipschitz(self, rng: np.random.Generator) -> float:
-        """Upper bound of the eigenvalues of ``A^T w A`` in units of ``adjoint``: 2% above what 30 power iterations find."""
+        """Upper bound of the eigenvalues of ``A^T w A`` in units of ``adjoint``: 2% above the result of 30 power iterations."""
         xp = namespace(self.inputs)
         start = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
         v = xp.asarray(start, **matching(self.inputs))

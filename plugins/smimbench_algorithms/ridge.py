@@ -1,6 +1,4 @@
-"""Ridge regression on the signal by conjugate gradients, for labels that are linear in it; penalties chosen on held-out
-samples.
-"""
+"""Ridge regression on the signal by conjugate gradients, for linear labels; penalties are chosen on held-out samples."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 
 
 class RidgeState(NamedTuple):
-    """Conjugate gradients: deviation from the prior mean, residual, direction; and constants of the run.
+    """State of conjugate gradients: deviation from the prior mean, residual, direction; and constants of the run.
 
     The first axis of the arrays counts penalties that are solved for together.
     """
@@ -78,7 +76,7 @@ class Ridge(LinearRegression):
         require(self, "regularisation", fits, "a finite number >= 0, 'theory' or 'validation'")
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> RidgeState:
-        """The prior mean; with validation, the choice of lambda."""
+        """Initial state at the prior mean; with validation, lambda is chosen first."""
         linear, note = self.observed(problem)
         if self.regularisation == "validation":
             penalty: float | Host = _validated(problem, data, linear)
@@ -96,11 +94,11 @@ class Ridge(LinearRegression):
         return new, Info(residual=relative[0], warning=state.note, samples=None)
 
     def estimate(self, state: RidgeState) -> Array:
-        """Prior mean plus deviation."""
+        """The prior mean plus the computed deviation."""
         return state.base + state.deviation[0, ...]
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
-        """Error of the estimate in the limit, or in words why there is none.
+        """Error of the estimate in the limit, or the reason why there is no theory.
 
         Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank: for lambda of theory,
         ``V = 1 / (1 / V_0 + kappa alpha I(V))``, ``I`` the channel's information and ``V_0`` the variance around the mean.
@@ -136,7 +134,7 @@ class Ridge(LinearRegression):
 
 
 def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
-    """One component of extensive rank: the best estimate that is linear in the labels."""
+    """Error of the best linear estimate, for one component of extensive rank."""
     kappa = problem.model.kappa
     second, known = (float(moment[0, 0]) for moment in prior_moments(problem))
     start = second - known
@@ -158,7 +156,7 @@ def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
 
 
 def _begin_ridge(problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = "") -> RidgeState:
-    """``penalty``: a number, one per component, or as many rows of these as there are candidates."""
+    """Initial state for ``penalty``: a number, one per component, or one row of these per candidate."""
     xp = namespace(squares.inputs)
     place = matching(squares.inputs)
     base = xp.asarray(problem.prior.mean(problem.components, squares.inputs.shape[-1]), **place)
@@ -169,7 +167,7 @@ def _begin_ridge(problem: Problem, squares: LeastSquares, penalty: float | Host,
 
 
 def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
-    """One step for every candidate on the first axis; a candidate that has converged stands still."""
+    """One step for every candidate on the first axis; converged candidates no longer change."""
     xp = namespace(state.residual)
     axes = tuple(range(1, state.residual.ndim))
     wide = (-1, *[1] * len(axes))
@@ -190,7 +188,7 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
 
 
 def _validated(problem: Problem, data: Data, linear: Linear) -> float:
-    """The candidate with the smallest error on held-out samples; all are solved together."""
+    """Penalty with the smallest error on held-out samples; all candidates are solved together."""
     fit, rest = LinearRegression.held_out(problem, data, linear)
     state = _begin_ridge(problem, fit, np.array(CANDIDATES)[:, None])
     for _ in range(200):

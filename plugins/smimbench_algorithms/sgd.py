@@ -1,4 +1,4 @@
-"""Stochastic gradient descent on the factor of the signal: in minibatches, on a stream, or full batch."""
+"""Stochastic gradient descent on the factor of the signal: on minibatches, a stream, or all samples."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Sgd(Descent):
         require(self, "weight_decay", self.weight_decay >= 0, ">= 0")
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        """On a stream (``online``) and signals of low rank: the overlaps, from what the runs began with, at their dimension.
+        """Theory of online descent on low-rank signals: overlaps at finite dimension from the runs' initial overlaps.
 
         The mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
         ``1/sqrt(D)`` are drawn where that takes seconds. For linear labels the mean squared error follows closed equations at
@@ -75,17 +75,17 @@ class Sgd(Descent):
         return online_theory(self, problem, alpha, conditions)
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """The velocity, where there is momentum."""
+        """Initial velocity, if there is momentum."""
         return (namespace(factor).zeros_like(factor),) if self.momentum else ()
 
     def penalty(self, data: Data) -> float:
-        """Weight decay."""
+        """Weight decay, as a penalty within the loss."""
         return self.weight_decay
 
     def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
     ) -> tuple[Array, tuple[Array, ...]]:
-        """A step along the velocity."""
+        """One step along the velocity."""
         if not self.momentum:
             return factor - rate * gradient, ()
         velocity = self.momentum * memory[0] + gradient

@@ -1,4 +1,4 @@
-"""How the latents become the label: one channel per file."""
+"""Channels shipped with smimbench: how the latents determine the label."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from smimbench.hookspecs import hookimpl
 
 @hookimpl
 def smimbench_register_channels(register: Callable[[type], None]) -> None:
-    """Register what is in this folder."""
+    """Register the channels in this folder."""
     from smimbench_channels.attention.hardmax import AttentionHardmax
     from smimbench_channels.attention.linear import AttentionLinear
     from smimbench_channels.attention.softmax import AttentionSoftmax

@@ -1,4 +1,4 @@
-"""Base classes that channels share: of sequence and attention models, and of softmax, hardmax and linear labels.
+"""Base classes of channels: for sequence and attention models, and for softmax, hardmax and linear labels.
 
 All raise ParameterError for parameters out of range.
 """
@@ -18,7 +18,7 @@ from smimbench_channels.batches import array_like
 
 
 class SequenceChannel(Channel):
-    """Of sequence multi-index models: a site for every token."""
+    """Base class of channels for sequence multi-index models, with one site per token."""
 
     tokens: int
     reference = "arXiv:2502.00901"
@@ -26,7 +26,7 @@ class SequenceChannel(Channel):
 
 
 class AttentionChannel(Channel):
-    """Of attention-indexed models: a site for every unordered pair of tokens."""
+    """Base class of channels for attention-indexed models, with one site per unordered pair of tokens."""
 
     tokens: int
     reference = "arXiv:2506.01582"
@@ -39,7 +39,7 @@ class AttentionChannel(Channel):
         return self.tokens * (self.tokens + 1) // 2
 
     def _scales(self, like: Array) -> Array:
-        """``sqrt(1 + delta_ab)`` of every site, (C,)."""
+        """Scale ``sqrt(1 + delta_ab)`` of every site, (C,)."""
         return array_like(site_scales(self.tokens), like)
 
     def _matrix(self, z: Array) -> Array:
@@ -49,7 +49,7 @@ class AttentionChannel(Channel):
         return xp.reshape(xp.take(z * self._scales(z), index, axis=-1), (*z.shape[:-1], self.tokens, self.tokens))
 
     def _to_latents(self, gradient: Array) -> Array:
-        """Transpose of ``_matrix``: (..., T, T) to (..., C)."""
+        """Latents (..., C) of a symmetric matrix's gradient (..., T, T): the transpose of ``_matrix``."""
         xp = namespace(gradient)
         both = gradient + xp.matrix_transpose(gradient)
         both = xp.reshape(both, (*both.shape[:-2], self.tokens**2))
@@ -59,13 +59,13 @@ class AttentionChannel(Channel):
 
 
 class SoftmaxChannel(Channel):
-    """Labels are logarithms of probabilities."""
+    """Base class of channels whose labels are log-probabilities."""
 
     name = "softmax"
     version = 2
 
     def observable(self, y: Array) -> Array:
-        """Probabilities ``exp(y)``; every row sums to 1."""
+        """Attention probabilities ``exp(y)``; every row sums to 1."""
         return namespace(y).exp(y)
 
 
@@ -82,7 +82,7 @@ def softmax_vjp(p: Array, cotangent: Array, beta: float) -> Array:
 
 
 class HardmaxChannel(Channel):
-    """Labels (n, T) name the column of the largest entry of every row."""
+    """Base class of channels whose labels (n, T) name the column of the largest entry of every row."""
 
     tokens: int
     name = "hardmax"
@@ -101,7 +101,7 @@ class HardmaxChannel(Channel):
 
 
 class LinearChannel(Channel):
-    """Labels are the latents, up to known scales, with Gaussian noise or without."""
+    """Base class of channels whose labels are the latents, up to known scales, with or without Gaussian noise."""
 
     noise: float
     name = "linear"
@@ -111,7 +111,7 @@ class LinearChannel(Channel):
     _squares: float  # mean square of the noiseless label at latents of unit variance, summed over its entries
 
     def predict(self, z: Array) -> Array:
-        """Label without its noise."""
+        """Predicted label without noise."""
         raise NotImplementedError
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
@@ -126,11 +126,11 @@ class LinearChannel(Channel):
         return {"bayes": error, "plugin": error, "constant": Uncertain(self._squares * (q + v), 0.0, "closed form")}
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
-        """Noise of the labels from standard normal numbers."""
+        """Label noise made from standard normal numbers."""
         raise NotImplementedError
 
     def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
-        """Labels of the latents: ``predict(z)`` and noise, which is drawn on the host, in float64, in the order of the samples.
+        """Labels ``predict(z)`` plus noise, which is drawn on the host in float64, sample by sample.
 
         ValueError if the channel is noisy and ``rng`` is None, or z has another shape.
         """

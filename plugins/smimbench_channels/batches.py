@@ -1,4 +1,4 @@
-"""Arrays of many samples, or of many overlaps: made like others, joined, replaced in part, brought to the host."""
+"""Helpers for batches of samples or overlaps: create, join, replace parts, copy to the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 def array_like(values: Any, like: Array) -> Array:
-    """Numbers with the namespace, device and dtype of ``like``."""
+    """Array of the given numbers with the namespace, device and dtype of ``like``."""
     xp = namespace(like)
     return xp.asarray(values, dtype=like.dtype, device=array_api_compat.device(like))
 
@@ -28,17 +28,17 @@ def identity_like(size: int, like: Array) -> Array:
 
 
 def normal_density(x: Array) -> Array:
-    """Density of the standard normal law."""
+    """Probability density of the standard normal law."""
     return namespace(x).exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
 def blocks(n: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of ``size`` that cover ``range(n)``; a single empty one for n = 0."""
+    """Consecutive slices of length ``size`` that cover ``range(n)``; a single empty one for n = 0."""
     return (slice(start, min(start + size, n)) for start in range(0, max(n, 1), size))
 
 
 def joined(parts: Sequence[T]) -> T:
-    """Named tuples of arrays (None where a part has none), one behind the other along the first axis."""
+    """Concatenate named tuples of arrays along the first axis; fields that are None in a part stay None."""
     if len(parts) == 1:
         return parts[0]
     xp = namespace(parts[0][0])
@@ -48,7 +48,7 @@ def joined(parts: Sequence[T]) -> T:
 
 
 def put_tuple(whole: T, mask: Array, part: Sequence[Any]) -> T:
-    """``put_at_mask`` for named tuples of arrays, along the first axis of each."""
+    """Apply ``put_at_mask`` to every array of a named tuple, along the first axis."""
     pairs, places = zip(whole, part), places_at_mask(mask)
     make: Any = type(whole)
     found: T = make(*(None if old is None else put_at_mask(old, mask, new, places=places) for old, new in pairs))
@@ -62,7 +62,7 @@ def uncentred(mean: Array, covariance: Array) -> Array:
 
 
 def shifted_second_moment(centre: Array, shift: Array, spread: Array, dtype: Any) -> Array:
-    """``E[z z^T]`` (n, 1, C, 1, C) of ``z = centre + e`` (n, C) from ``E[e]`` (n, C) and ``E[e e^T]`` (n, C, C)."""
+    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = centre + e`` (n, C) from ``E[e]`` and ``E[e e^T]``."""
     xp = namespace(centre)
     cross = centre[:, :, None] * shift[:, None, :]
     second = centre[:, :, None] * centre[:, None, :] + cross + xp.matrix_transpose(cross)
@@ -70,10 +70,10 @@ def shifted_second_moment(centre: Array, shift: Array, spread: Array, dtype: Any
 
 
 def on_host(*arrays: Array) -> list[Host]:
-    """The arrays in float64, broadcast to one shape, on the host."""
+    """Copy arrays to the host in float64, broadcast to one shape."""
     return list(np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in arrays)))
 
 
 def uncertain_like(like: Array, value: Any, error: Any, method: str) -> Uncertain:
-    """A result from the host with the namespace, device and dtype of ``like``."""
+    """Convert a host result to the namespace, device and dtype of ``like``."""
     return Uncertain(array_like(value, like), array_like(error, like), method)

@@ -1,4 +1,4 @@
-"""How good an estimate is: one metric per file."""
+"""Metrics shipped with smimbench: measures of the quality of an estimate, one per file."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ METRICS = (
 
 @hookimpl
 def smimbench_register_metrics(register: Callable[[type[Any]], None]) -> None:
-    """Register what is in this folder."""
+    """Register the metrics in this folder."""
     for file, name in METRICS:
         register(getattr(import_module(f"smimbench_metrics.{file}"), name))

@@ -1,4 +1,4 @@
-"""Calibration: the error that an algorithm claims, over the error that it makes."""
+"""Calibration: the error that an algorithm claims, divided by its true error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALLEST = 1e-9
 
 
 class Calibration(PerComponent):
-    """Claimed over real squared error of each component, ``V_pp D / |S_p - S_hat_p|^2``.
+    """Claimed squared error of each component divided by the true one, ``V_pp D / |S_p - S_hat_p|^2``.
 
     1 for an honest account, below 1 for one that is too sure of itself. Blank for algorithms that claim no error.
     """
@@ -31,7 +31,7 @@ class Calibration(PerComponent):
     direction = "one"
 
     def _values(self, problem: Any, claims: Claims) -> Array:
-        """NaN where the real error is nothing but rounding."""
+        """Calibration of each component; NaN where the true error is only rounding."""
         if claims.aligned_V is None:
             raise NotMeasured("it claims no error of its own")
         real = np.asarray(problem.model.squared_error(claims.teacher, claims.aligned), dtype=float)
@@ -42,7 +42,7 @@ class Calibration(PerComponent):
         return ratios
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
-        """1 wherever theory leaves an error to be claimed; what an algorithm's own theory says of its claim."""
+        """Theoretical calibration: 1 for Bayes-optimal estimates, otherwise from the algorithm's own theory."""
         if "calibration" in point:
             claimed = point["calibration"] or [None] * problem.components
             return claimed, [None if value is None else 0.0 for value in claimed]

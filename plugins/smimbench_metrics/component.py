@@ -1,4 +1,4 @@
-"""What metrics of single components have in common."""
+"""Base class of metrics with one number per component."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PerComponent(Metric):
-    """One number per component; larger ones are better where a metric does not say otherwise."""
+    """A metric with one number per component; larger is better unless a metric says otherwise."""
 
     version = 1
     capabilities = Capabilities()
@@ -20,9 +20,9 @@ class PerComponent(Metric):
     per_component = True
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
-        """The values of the aligned estimate."""
+        """Values of the metric for the aligned estimate."""
         return [float(value) for value in to_host(self._values(instance.problem, claims))]
 
     def _values(self, problem: Any, claims: Claims) -> Array:
-        """An array (P,); raises ``NotMeasured`` if there is none."""
+        """Values of the metric (P,), to be defined by each metric; raises ``NotMeasured`` if there are none."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Cosine(PerComponent):
-    """Overlap over both norms, ``<S_hat_p, S_p> / (|S_hat_p| |S_p|)`` with the symmetry removed; 0 for an estimate that is 0."""
+    """Cosine similarity ``<S_hat_p, S_p> / (|S_hat_p| |S_p|)`` with the symmetry removed; 0 for an estimate that is 0."""
 
     name = "cosine"
     reference = "the definition; on the Bayes-optimal line sqrt(Q_pp / second moment)"
@@ -22,7 +22,7 @@ class Cosine(PerComponent):
     unit = "the direction of the signal"
 
     def _values(self, problem: Any, claims: Claims) -> Array:
-        """0 for a component that is 0."""
+        """Cosine of each component, 0 for a component that is 0."""
         teacher, aligned = claims.teacher, claims.aligned
         across, own, truth = (
             np.diagonal(np.asarray(problem.model.inner(*pair), dtype=float))
@@ -32,7 +32,8 @@ class Cosine(PerComponent):
         return np.where(norms > 0, across / np.where(norms > 0, norms, 1.0), 0.0)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
-        """``sqrt(Q_pp / second moment)``: there the estimate's overlap with itself is that with the signal.
+        """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean, whose overlap with the signal equals its
+        self-overlap.
 
         An estimate of another length (spectral methods) comes with its ``squared_cosine``.
         """

@@ -1,4 +1,4 @@
-"""Errors of prediction on a fresh sample, of three predictors that rest on one estimate."""
+"""Generalization errors on fresh samples: Bayes, plug-in and constant predictor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMORY = "generalization errors"
 
 
 class _PredictionError(Metric):
-    """What the three have in common: a Monte Carlo integral over fresh latents, made once per estimate."""
+    """Base class of generalization errors: a Monte Carlo integral over fresh latents, made once per estimate."""
 
     kind: ClassVar[str]
     version = 2
@@ -29,7 +29,7 @@ class _PredictionError(Metric):
         return [float(_errors(instance, estimate, claims)[self.kind].value)]
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
-        """The value of the point; None where the point has none, as those of algorithms with a theory of their own."""
+        """Theoretical generalization error; None where theory does not give one, as for algorithms with their own theory."""
         errors = point.get("generalization_error") or {}
         kind = "plugin" if self.kind == "bayes" and "bayes" not in errors else self.kind
         value = errors.get(kind)
@@ -49,14 +49,14 @@ def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncerta
 
 
 class BayesError(_PredictionError):
-    """Error of ``E[f(z) | estimate, V]``, with the error V that the algorithm claims (the plug-in error if it claims none)."""
+    """Error of the prediction ``E[f(z) | estimate, V]``, with the error V that the algorithm claims (else the plug-in error)."""
 
     name = "generalization_error_bayes"
     label = "Bayes generalisation error"
     kind = "bayes"
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
-        """Expected squared error of the Bayes predictor."""
+        """Expected squared error of the Bayes predictor on fresh samples."""
         found = _errors(instance, estimate, claims)
         if "bayes" not in found:
             claims.remarks.append("it claims no error of its own, so the Bayes predictor is the plug-in predictor")
@@ -64,7 +64,7 @@ class BayesError(_PredictionError):
 
 
 class PluginError(_PredictionError):
-    """Error of ``f(omega)``, the channel applied to the latents of the estimate."""
+    """Error of the prediction ``f(omega)``, the channel applied to the latents of the estimate."""
 
     name = "generalization_error_plugin"
     label = "plug-in generalisation error"
@@ -72,7 +72,7 @@ class PluginError(_PredictionError):
 
 
 class ConstantError(_PredictionError):
-    """Error of ``E f(z)``, the best prediction without looking at the input."""
+    """Error of the constant prediction ``E f(z)``, the best one that ignores the input."""
 
     name = "generalization_error_constant"
     label = "error of the constant predictor"

@@ -26,5 +26,5 @@ class MSE(PerComponent):
         return problem.model.squared_error(claims.teacher, claims.aligned)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
-        """The error of the point, component by component."""
+        """Theoretical squared error of every component."""
         return np.atleast_1d(point["mse"]).tolist(), np.atleast_1d(point["mse_error"]).tolist()

@@ -1,4 +1,4 @@
-"""The Nishimori ratio: whether an estimate is as long as what it knows of the signal."""
+"""The Nishimori ratio, which tests whether the length of an estimate matches its overlap with the signal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Doubled: the same, unless an algorithm's own theory is that near to Bayes-optima
 
 
 class Nishimori(PerComponent):
-    """Overlap with the signal over overlap with itself, ``<S_hat_p, S_p> / <S_hat_p, S_hat_p>``, both less the prior mean.
+    """Overlap with the signal divided by self-overlap, ``<S_hat_p, S_p> / <S_hat_p, S_hat_p>``, both less the prior mean.
 
     It is 1 for a posterior mean, above 1 for an estimate that is too short, below 1 for one that is too long. The squared
     error is stationary at the posterior mean: where posteriors are wrong by 2%, it is larger by a few tenths of a per cent,
@@ -36,7 +36,7 @@ class Nishimori(PerComponent):
     direction = "one"
 
     def _values(self, problem: Any, claims: Claims) -> Array:
-        """NaN for a component of which nothing is estimated."""
+        """Nishimori ratio of each component; NaN for a component that is estimated as the prior mean."""
         model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
         mean = np.asarray(problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float)
         truth, found = np.asarray(claims.teacher, dtype=float) - mean, aligned - mean
@@ -47,7 +47,7 @@ class Nishimori(PerComponent):
         return np.where(known, across / np.where(known, own, 1.0), np.nan)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
-        """1 for components that are known better than by chance, at a point of a posterior mean."""
+        """Theoretical ratio of a posterior mean: 1 for components estimated better than by chance."""
         second, bottom = (np.diagonal(moment) for moment in prior_moments(problem)[:2])
         Q = np.diagonal(np.asarray(point["overlap"], dtype=float))
         honest = np.abs(second - Q - np.atleast_1d(np.asarray(point["mse"], dtype=float))) <= EQUAL * second

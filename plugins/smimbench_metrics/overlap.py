@@ -20,7 +20,7 @@ class Overlap(PerComponent):
     in_trajectory = True
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
-        """``squared_cosine`` of the point where it has one, otherwise the diagonal of Q with the error of the MSE."""
+        """Theoretical overlap: ``squared_cosine`` of the prediction if given, else the diagonal of Q, with the MSE's error."""
         if "squared_cosine" in point:
             return point["squared_cosine"], point["squared_cosine_error"]
         Q, errors = point["overlap"], point.get("overlap_error", point["mse_error"])

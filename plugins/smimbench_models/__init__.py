@@ -1,4 +1,4 @@
-"""The two ways in which a signal meets the inputs: one model per file."""
+"""Models shipped with smimbench: how the signal and the inputs form the latents, one per file."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from smimbench.hookspecs import hookimpl
 
 @hookimpl
 def smimbench_register_models(register: Callable[[type], None]) -> None:
-    """Register what is in this folder."""
+    """Register the models in this folder."""
     from smimbench_models.attention_indexed import AttentionIndexed
     from smimbench_models.sequence_multi_index import SequenceMultiIndex
 

@@ -1,4 +1,4 @@
-"""Attention-indexed model: a symmetric matrix of extensive rank, seen through all pairs of tokens."""
+"""Attention-indexed model: a symmetric matrix of extensive rank, observed through all pairs of tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _EDGE = 24
 
 @cache
 def _bands(dimension: int) -> tuple[slice, ...]:
-    """Bands of rows of the symmetric (d, d) sum."""
+    """Bands of rows in which the symmetric (d, d) sum is computed."""
     count = next((bands for least, bands in _BANDS if dimension >= least), 1)
     edges = [_EDGE * round(i * dimension / count / _EDGE) for i in range(count)]
     return tuple(slice(a, b) for a, b in pairwise([*edges, dimension]))
@@ -50,7 +50,7 @@ def _bands(dimension: int) -> tuple[slice, ...]:
 
 @dataclass(frozen=True)
 class AttentionIndexed(TokenModel):
-    r"""Bilinear form of a symmetric matrix in every unordered pair of tokens.
+    r"""Bilinear forms of a symmetric matrix, one for every unordered pair of tokens.
 
     .. math::
 
@@ -111,7 +111,7 @@ class AttentionIndexed(TokenModel):
         return dimension**2
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
-        """``(P, d, d)``."""
+        """Shape of the signal, ``(P, d, d)``."""
         return (components, dimension, dimension)
 
     def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
@@ -127,19 +127,19 @@ class AttentionIndexed(TokenModel):
         return -(-max(_LEAST_ROWS, _ROWS_PER_DIMENSION * dimension) // self.tokens)
 
     def _pieces(self, n: int, dimension: int, components: int, itemsize: int, like: Array) -> list[slice]:
-        """Samples whose products with a signal, as large as their inputs, are held at once."""
+        """Slices of samples whose products with a signal, as large as their inputs, are held in memory at once."""
         budget = chunk_bytes(like)
         if budget is None:
             return self._host_chunks(n, dimension, components, itemsize)
         return slices(n, budget // (itemsize * self.tokens * dimension))
 
     def _apart(self, like: Array) -> bool:
-        """Whether the T x T products of every sample are sums over pairs of tokens: batches of tiny ones are slow on a GPU."""
+        """Whether T x T products are computed as sums over pairs of tokens, since batches of tiny products are slow on a GPU."""
         return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """A product of (n T, d) with (d, d) a component, half of another (it is symmetric), and one reading of the inputs; ``10
-        d^3`` for the eigenvectors and eigenvalues of a component, and the product that puts it together.
+        """Cost per component: a product of (n T, d) with (d, d) and half of another (it is symmetric), one reading of the
+        inputs, and ``10 d^3`` for the eigendecomposition and its product in ``denoise``.
         """
         numbers = n * self.tokens * dimension
         flops = 3.0 * numbers * dimension * components
@@ -177,7 +177,7 @@ class AttentionIndexed(TokenModel):
         return xp.reshape(z, (*lead, n, components, self.sites))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        r"""Transpose of ``forward`` on symmetric matrices, times ``2/d``.
+        r"""Adjoint of the latents: transpose of ``forward`` on symmetric matrices, times ``2/d``.
 
         .. math::
 
@@ -227,7 +227,7 @@ class AttentionIndexed(TokenModel):
         return xp.reshape(found[0] if count == 1 else xp.stack(found), (*lead, components, dimension, dimension))
 
     def forward_gram(self, inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
-        r"""Latents of the signal ``F F^T`` and the way back to F, without a (d, d) matrix.
+        r"""Latents of the signal ``F F^T`` and the gradient map back to F, without a (d, d) matrix.
 
         With ``Y = X F`` (T, w) the bilinear forms are ``Y Y^T``, and the gradient of ``sum g z`` is ``2 [sum_mu X^T G Y
         - F sum_mu tr G] / sqrt(d)`` with G as for ``adjoint``. Cheaper than ``forward`` and ``adjoint`` where w < d: ``2 n
@@ -268,13 +268,13 @@ class AttentionIndexed(TokenModel):
         return z, pull
 
     def _sites_of_forms(self, xp: ModuleType, dimension: int, dtype: Any, device: Any) -> tuple[Array, Array, Array]:
-        """Where sites stand among the T^2 bilinear forms, ``1 / sqrt(d (1 + delta))``, and 1 on the diagonal, else 0."""
+        """Positions of sites among the T^2 bilinear forms, scale ``1 / sqrt(d (1 + delta))``, and 1 on the diagonal, else 0."""
         values = (site_values(self.tokens, *pair) for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0)))
         scale, on_diagonal = (xp.asarray(v, dtype=dtype, device=device) for v in values)
         return xp.asarray(site_entries(self.tokens), device=device), scale / math.sqrt(dimension), on_diagonal
 
     def _sites_of_entries(self, xp: ModuleType, dtype: Any, device: Any) -> tuple[Array, Array]:
-        """For every entry of the symmetric T x T matrix G its site, and the factor that turns g_z into G."""
+        """Site of every entry of the symmetric T x T matrix G, and the factor that turns g_z into G."""
         where, factors = entry_sites(self.tokens), site_values(self.tokens, math.sqrt(0.5), 0.5)
         scale = xp.asarray([factors[c] for c in where], dtype=dtype, device=device)
         return xp.asarray(where, device=device), scale
@@ -297,7 +297,7 @@ class AttentionIndexed(TokenModel):
 
 
 def _mixed_apart(weights: Array, x: Array) -> Array:
-    """``sum_b weights_ab x_b``, one token after the other: (..., n, T, T) and (..., n, T, d) to (..., n, T, d)."""
+    """Weighted sums ``sum_b weights_ab x_b``, one token after the other: (..., n, T, T), (..., n, T, d) to (..., n, T, d)."""
     gx = weights[..., :1] * x[..., :1, :]
     for b in range(1, x.shape[-2]):
         gx += weights[..., b : b + 1] * x[..., b : b + 1, :]

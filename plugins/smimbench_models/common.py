@@ -1,6 +1,4 @@
-"""What both models do alike: samples are counted and drawn, chunks fit the cache, an estimate is aligned with the
-signal by symmetry, shapes are checked.
-"""
+"""Shared by both models: drawing inputs, counting samples, chunking, aligning estimates by symmetry, checking shapes."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ DRAW_BYTES = 1 << 21
 
 
 class TokenModel(Model):
-    """A model of tokens with iid N(0, 1) entries; subclasses say what a signal is and what the latents are."""
+    """Base class of models with tokens of iid N(0, 1) entries; subclasses define signal and latents."""
 
     tokens: int
     version = 1
@@ -37,17 +35,19 @@ class TokenModel(Model):
 
     @property
     def sites(self) -> int:
-        """Number of tokens."""
+        """Number of sites: one per token."""
         return self.tokens
 
     def sample_count(self, alpha: float, dimension: int) -> int:
-        """Integer closest to ``alpha`` times ``d`` or ``d^2``, at least 1; ParameterError if alpha is negative or infinite."""
+        """Number of samples, the integer closest to ``alpha`` times ``d`` or ``d^2``, at least 1; ParameterError if alpha is
+        invalid.
+        """
         if not math.isfinite(alpha) or alpha < 0:
             raise ParameterError("alpha", f"must be finite and >= 0, got {alpha}")
         return max(1, round(alpha * self._unit(dimension)))
 
     def sample_ratio(self, n: int, dimension: int) -> float:
-        """``n / d`` or ``n / d^2``."""
+        """Sample ratio ``n / d`` or ``n / d^2``."""
         return n / self._unit(dimension)
 
     def draw_inputs(self, rng: np.random.Generator, out: Host) -> None:
@@ -101,7 +101,7 @@ class TokenModel(Model):
         return slices(n, max(self._least_samples(dimension), self._host_chunk_bytes // sample))
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
-        """Estimate (P, ...) moved as close to the signal as the channel's ``symmetry`` allows, see ``align``."""
+        """Estimate (P, ...) moved as close to the signal as the channel's ``symmetry`` allows (see the function ``align``)."""
         return align(signal, estimate, symmetry, self.inner(signal, estimate))
 
     def inner(self, first: Array, second: Array) -> Array:
@@ -115,11 +115,11 @@ class TokenModel(Model):
         return xp.sum(difference * difference, axis=self._axes) / signal.shape[-1]
 
     def _unit(self, dimension: int) -> int:
-        """Number of samples at a sample ratio of 1."""
+        """Number of samples that corresponds to a sample ratio of 1."""
         return dimension
 
     def _least_samples(self, dimension: int) -> int:
-        """Samples of the smallest sensible chunk."""
+        """Number of samples in the smallest sensible chunk."""
         return 1
 
     def _check_inputs(self, inputs: Array, dimension: int) -> None:

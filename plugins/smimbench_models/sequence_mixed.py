@@ -1,4 +1,4 @@
-"""Products of the sequence model on a GPU with inputs in float32 and all else in float64; the kernels are ``sequence_mixed.cu``.
+"""GPU products of the sequence model with inputs in float32 and all else in float64 (kernels in ``sequence_mixed.cu``).
 
 A matrix product would first make a copy of the inputs in float64: three times the traffic of what it saves. Checked on any
 machine, compiled for the host, by tests/models/test_sequence_mixed.py; not measured on a device.
@@ -24,7 +24,7 @@ SHARES = 64
 
 
 def source(components: int) -> str:
-    """Text of the kernels for so many components."""
+    """Source code of the CUDA kernels for so many components."""
     return f"#define P {components}\n" + files(__package__).joinpath("sequence_mixed.cu").read_text(encoding="utf-8")
 
 

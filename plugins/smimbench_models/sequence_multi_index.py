@@ -1,4 +1,4 @@
-"""Sequence multi-index model: a few directions, each projected on every token of a sample."""
+"""Sequence multi-index model: every token of a sample is projected on a few directions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SequenceMultiIndex(TokenModel):
     capabilities = Capabilities(dtypes=("float64", "float32", "mixed"))
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
-        """``(P, D)``."""
+        """Shape of the signal, ``(P, D)``."""
         return (components, dimension)
 
     def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
@@ -111,7 +111,7 @@ class SequenceMultiIndex(TokenModel):
         return xp.reshape(z, (*lead, n, components, self.tokens), copy=True)
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Transpose of ``forward``: ``sum_{mu, m} g_pm x_m / sqrt(D)``.
+        """Adjoint of the latents: transpose of ``forward``, ``sum_{mu, m} g_pm x_m / sqrt(D)``.
 
         ``inputs`` (n, M, D), ``g`` (..., n, P, M), leading axes for several students. Returns (..., P, D); ValueError if the
         shapes do not fit together.
@@ -134,7 +134,7 @@ class SequenceMultiIndex(TokenModel):
         return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
 
     def adjoint_scale(self, dimension: int) -> float:
-        """1: ``adjoint`` is the transpose of ``forward``, in any ``dimension`` >= 1."""
+        """Ratio of ``adjoint`` to the transpose of ``forward``, 1 in any ``dimension`` >= 1."""
         if dimension < 1:
             raise ValueError(f"dimension must be >= 1, got {dimension}")
         return 1.0
@@ -153,6 +153,6 @@ class SequenceMultiIndex(TokenModel):
 
 
 def _narrow(inputs: Array, rows: Array) -> bool:
-    """Whether a GPU is given inputs of float32 to be multiplied with few vectors of float64."""
+    """Whether a GPU stores inputs in float32 and multiplies them with a few float64 vectors."""
     few = rows.shape[0] <= sequence_mixed.MOST_COMPONENTS
     return bool(few and inputs.dtype != rows.dtype and array_api_compat.is_cupy_array(inputs))

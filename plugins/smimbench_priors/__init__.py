@@ -1,4 +1,4 @@
-"""The law of the signal: one prior per file."""
+"""Priors shipped with smimbench: distributions of the signal."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from smimbench.hookspecs import hookimpl
 
 @hookimpl
 def smimbench_register_priors(register: Callable[[type], None]) -> None:
-    """Register what is in this folder."""
+    """Register the priors in this folder."""
     from smimbench_priors.gaussian import Gaussian
     from smimbench_priors.wishart import Wishart
 

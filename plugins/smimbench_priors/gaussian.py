@@ -1,4 +1,4 @@
-"""Independent standard normal directions."""
+"""The Gaussian prior: independent standard normal directions."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Gaussian(Prior):
         return np.zeros((components, dimension))
 
     def second_moment(self, components: int) -> Array:
-        """``E[W W^T]/D = I`` (P, P), host."""
+        """Second moment of the signal, ``E[W W^T]/D = I`` (P, P), host."""
         return np.eye(components)
 
     def mean_overlap(self, components: int) -> Array:
-        """Overlap that the prior mean holds: zeros (P, P), host."""
+        """Overlap of the prior mean with itself: zeros (P, P), host."""
         return np.zeros((components, components))
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
@@ -66,7 +66,7 @@ class Gaussian(Prior):
         return Denoised(namespace(R).matmul(Q, R), V)
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """``V = (I + Qhat)^{-1}`` and ``Q = V Qhat``, each without taking the difference from I.
+        """State-evolution map: ``V = (I + Qhat)^{-1}`` and ``Q = V Qhat``, each without subtraction from I.
 
         ``Qhat`` (..., P, P) as for ``denoise``, leading axes are a batch; ``Q`` and ``V`` (..., P, P), symmetric. Small
         eigenvalues of either keep their relative accuracy as far as ``Qhat`` itself carries it.
@@ -77,7 +77,7 @@ class Gaussian(Prior):
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
-        """Gradient methods move in the signal itself; ParameterError if a width is asked for."""
+        """Factor for gradient methods: the signal itself; ParameterError if a width is asked for."""
         return Factor(self._draw, lambda factor: factor, lambda factor, gradient: gradient)
 
     def _draw(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
@@ -87,7 +87,7 @@ class Gaussian(Prior):
 
 
 def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
-    """``V Qhat`` and ``V = (I + Qhat)^{-1}``.
+    """Posterior gain ``V Qhat`` and error ``V = (I + Qhat)^{-1}``.
 
     Diagonal entries of Qhat may differ by many orders of magnitude. With the diagonal of ``I + Qhat`` scaled to one,
     the matrix that is inverted is well conditioned unless the components are strongly correlated.

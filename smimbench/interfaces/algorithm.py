@@ -1,6 +1,4 @@
-"""The contract of an algorithm: data to an estimate of the signal; its plan, what a step reports (``Info``), its
-stopping rule.
-"""
+"""The contract of an algorithm, from data to an estimate of the signal: its plan, step reports and stopping rule."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """What an algorithm means to do, said before anything is drawn.
+    """What an algorithm will do, stated before anything is drawn.
 
     Attributes
     ----------
@@ -95,7 +93,7 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True)
 class AlgorithmPrediction:
-    """What theory says of an algorithm at one sample ratio; ``smimbench.theory.limit_point`` makes it from overlaps.
+    """Theory's prediction for an algorithm at one sample ratio; ``smimbench.theory.limit_point`` makes it from overlaps.
 
     Attributes
     ----------
@@ -136,13 +134,13 @@ class AlgorithmPrediction:
 
     @classmethod
     def of_point(cls, point: dict[str, Any], **known: Any) -> AlgorithmPrediction:
-        """From a point of the JSON of ``smimbench theory``, and what else is known."""
+        """Build a prediction from a point of the JSON of ``smimbench theory`` and further known fields."""
         names = {field.name for field in fields(cls)}
         more = {name: value for name, value in point.items() if name not in names}
         return cls(**{name: value for name, value in point.items() if name in names} | {"more": more} | known)
 
     def document(self) -> dict[str, Any]:
-        """The point as JSON: of a single component ``mse`` and ``mse_error`` are numbers."""
+        """The prediction as JSON; ``mse`` and ``mse_error`` are single numbers if there is one component."""
         found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "more"}
         for name in ("mse", "mse_error"):
             values = np.asarray(found[name], dtype=float)
@@ -197,19 +195,19 @@ class StoppingRule:
     """When a run may end, and whether its end can be trusted; an algorithm may bring one in its ``Plan``."""
 
     def watch(self, info: Info) -> None:
-        """Take what a step reported, on the host: ``residual`` a float, the rest float64 arrays or None."""
+        """Receive what a step reported, on the host: ``residual`` a float, the rest float64 arrays or None."""
         raise NotImplementedError
 
     def ending(self, tolerance: float) -> str | None:
-        """Why the run may end here, or None. Not asked where the algorithm plans a number of steps."""
+        """Reason why the run may stop now, or None. Not called where the algorithm plans a number of steps."""
         raise NotImplementedError
 
     def complaint(self) -> str | None:
-        """Why an end here cannot be trusted, or None: the run is then ``not-converged``."""
+        """Reason why the result at this point cannot be trusted (the run becomes ``not-converged``), or None."""
         raise NotImplementedError
 
     def settled(self) -> str | None:
-        """Why a run that has used all its iterations is ``ok`` nevertheless, or None."""
+        """Reason why a run that has used all its iterations is ``ok`` nevertheless, or None."""
         raise NotImplementedError
 
 
@@ -228,17 +226,17 @@ class Algorithm(Item):
     _alternatives = (("init", "step", "estimate"), ("fit",))
 
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
-        """First state. ``rng`` is a host generator of its own for every run. With an argument ``students``: so many independent
-        starts as one state with one more axis in front, which ``step`` and ``estimate`` keep; `averaged` uses it.
+        """Initial state. ``rng`` is a host generator of its own for every run. With an argument ``students``: so many
+        independent starts as one state with one more axis in front, which ``step`` and ``estimate`` keep; `averaged` uses it.
         """
         raise NotImplementedError
 
     def step(self, problem: Any, data: Data, state: Any) -> tuple[Any, Info]:
-        """One iteration: a new state and what to report."""
+        """One iteration: returns the new state and a report (``Info``)."""
         raise NotImplementedError
 
     def estimate(self, state: Any) -> Array:
-        """Signal-shaped estimate held by a state."""
+        """Estimate held by a state, in the shape of the signal."""
         raise NotImplementedError
 
     def plan(self, data: Data) -> Plan:

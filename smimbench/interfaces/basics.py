@@ -1,4 +1,4 @@
-"""What all contracts share: capabilities, errors, numbers with their error, and what an iteration costs."""
+"""Types used by all contracts: capabilities, errors, numbers with an error, and the cost of an iteration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Host: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class ParameterError(ValueError):
-    """A parameter of an item has a value that makes no sense.
+    """A parameter of an item has an invalid value.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Uncertain(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The least work of one iteration on any machine: the numerator of its efficiency.
+    """The least work that one iteration needs on any machine; efficiency is measured relative to it.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The contract of a channel: how the latents become the label."""
+"""The contract of a channel: how the latents determine the label."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Posterior(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How a channel samples its information and its posterior.
+    """How a channel draws random labels for its information, and random points for its posterior.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Sampling(NamedTuple):
 
 
 class Channel(Item):
-    """How the latents become the label, y = g(z), and what a label says about them.
+    """How the latents determine the label, y = g(z), and what a label says about them.
 
     A channel has ``forward`` and either ``posterior`` or ``log_likelihood``. A dataclass field named ``tokens`` is filled in
     from the model; a parameter ``layers`` makes tables call its components layers.

@@ -1,4 +1,4 @@
-"""Checks of parameters and of latents that items share."""
+"""Validation of parameters and latents, shared by items."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_number(key: str, value: object, *, positive: bool, most: float = LARGE
 
 
 def shown(value: object) -> str:
-    """The value in words, shortened if it is long."""
+    """A value as text for messages, shortened if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # thousands of digits, thousands of brackets
@@ -60,7 +60,7 @@ def check_latents(z: Array, components: int, sites: int) -> None:
 
 
 def checked_posterior(found: Any, omega: Array, *, second_moment: bool = False) -> Posterior:
-    """What a channel's ``posterior`` returned for latents ``omega`` (n, P, C), its shapes and types checked.
+    """Check shapes and types of what a channel's ``posterior`` returned for latents ``omega`` (n, P, C), and return it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What all items have in common, and what an item may leave out: the attributes of its base class that have a default."""
+"""Base class of all items, and the optional members of the contracts: attributes of a base class that have a default."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def _arguments(function: Any) -> frozenset[str]:
 
 
 def missing_members(base: type[Item], cls: Any) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
-    """What a class lacks: required members, and the sets of methods if it has none of them complete."""
+    """Required members that a class lacks, and the alternative sets of methods if none of them is complete."""
     lacking = [name for name in (*DECLARED, *base._required) if not gives(base, cls, name)]
     choices = base._alternatives
     return lacking, () if any(all(gives(base, cls, name) for name in choice) for choice in choices) else choices
 
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
-    """Attributes of a base class that are neither required nor in the first of its sets of methods."""
+    """Optional attributes of a base class: neither required nor in the first of its sets of methods."""
     needed = {*base._required, *(base._alternatives or ((),))[0]}
     return tuple(name for name in vars(base) if not name.startswith("_") and name not in needed)
 
@@ -86,7 +86,7 @@ def with_defaults(base: type[Item], cls: Class) -> Class:
 
 
 def describe(base: type[Item]) -> dict[str, str]:
-    """Documentation of the members of a base class, from its source; a method's begins with its call."""
+    """Documentation of a base class's members, from its source; for methods it starts with the signature."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     text: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The contract of a metric: a number that says how good an estimate is; and what an algorithm claims of its own estimate."""
+"""The contract of a metric (a number that measures the quality of an estimate), and an algorithm's claims on its estimate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NotMeasured(Exception):
 
 @dataclass
 class Claims:
-    """What an algorithm claims of its estimate, and what the engine knows about it.
+    """An estimate with the error that the algorithm claims for it, and what the engine knows about it.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Metric(Item):
     """Whether ``measure`` returns one number for every component."""
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
-        """Its values: P of them if ``per_component``, otherwise one; NaN for a component that has none.
+        """Values of the metric: P of them if ``per_component``, otherwise one; NaN for a component that has none.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The contract of a model: how the signal meets the inputs."""
+"""The contract of a model: how the signal and the inputs form the latents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Model(Item):
-    """How the signal meets the inputs."""
+    """How the signal and the inputs form the latents."""
 
     _required = (
         "rank",
@@ -44,7 +44,7 @@ class Model(Item):
 
     @property
     def sites(self) -> int:
-        """C, the number of latents per component."""
+        """Number C of latents per component."""
         raise NotImplementedError
 
     def sample_count(self, alpha: float, dimension: int) -> int:
@@ -52,7 +52,7 @@ class Model(Item):
         raise NotImplementedError
 
     def sample_ratio(self, n: int, dimension: int) -> float:
-        """The inverse of ``sample_count``: n / D or n / D^2."""
+        """Sample ratio of n samples, n / D or n / D^2; inverse of ``sample_count``."""
         raise NotImplementedError
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class Model(Item):
         raise NotImplementedError
 
     def adjoint_scale(self, dimension: int) -> float:
-        """``adjoint`` divided by the transpose of ``forward``: 1, or kappa / D for extensive rank."""
+        """Factor between ``adjoint`` and the transpose of ``forward``: 1, or kappa / D for extensive rank."""
         raise NotImplementedError
 
     def inner(self, first: Array, second: Array) -> Array:
@@ -92,19 +92,19 @@ class Model(Item):
         raise NotImplementedError
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
-        """The estimate after the symmetry operation that brings it closest to the signal."""
+        """Apply to the estimate the symmetry operation that brings it closest to the signal."""
         raise NotImplementedError
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
-        """Squared error (P,) of every component, 1 for the prior mean in the limit."""
+        """Squared error (P,) of every component, scaled so that the prior mean has 1 in the limit."""
         raise NotImplementedError
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
-        """What the metric ``overlap`` reports (P,): the squared cosine (low rank), or tr(S_hat S) / D."""
+        """Values of the metric ``overlap`` (P,): the squared cosine (low rank), or tr(S_hat S) / D."""
         raise NotImplementedError
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """What a ``forward`` and one ``adjoint`` in one pass over the inputs do, and a typical prior's ``denoise``."""
+        """Cost of one ``forward`` and one ``adjoint`` in one pass over the inputs, and of a typical prior's ``denoise``."""
         raise NotImplementedError
 
     forward_gram: Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None = None

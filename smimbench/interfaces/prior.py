@@ -1,4 +1,4 @@
-"""The contract of a prior: the law of the signal, its denoiser, and its map of state evolution."""
+"""The contract of a prior: the distribution of the signal, its denoiser, and its state-evolution map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Overlap(NamedTuple):
-    """Order parameters: ``Q`` and ``V = second_moment - Q``, both ``(..., P, P)``.
+    """Order parameters of an estimate: ``Q`` and ``V = second_moment - Q``, both ``(..., P, P)``.
 
     ``V`` is given apart because the difference would lose all digits when ``Q`` is close to the second moment.
     """
@@ -31,7 +31,7 @@ class Denoised(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """What gradient methods move in, and how it makes the signal.
+    """The factor of the signal that gradient methods optimize, and how the signal is formed from it.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Factor(NamedTuple):
 
 
 class Law(NamedTuple):
-    """What is known of the law of one number of the signal: an entry for low rank, an eigenvalue for extensive rank.
+    """Distribution of one number of the signal: an entry for low rank, an eigenvalue for extensive rank.
 
     One of the first three is enough for a prior. Laws are scaled to unit variance unless the prior has a ``sample`` too.
 
@@ -79,7 +79,7 @@ class Law(NamedTuple):
 
 
 class Prior(Item):
-    """The law of the signal.
+    """The distribution of the signal.
 
     A complete prior has ``sample``, ``mean``, ``second_moment``, ``mean_overlap``, ``denoise`` and ``overlap``. Less is enough:
     ``sample`` and ``denoise``, or the ``law`` of one number, from which ``smimbench.derive.prior`` makes the rest.

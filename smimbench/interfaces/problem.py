@@ -1,4 +1,4 @@
-"""A problem, its data and a start, as an item sees them."""
+"""A problem, its data and a start, as seen by an item."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Start(NamedTuple):
-    """Where an algorithm should begin: a signal-shaped estimate and the error ``V`` (P, P) to claim for it."""
+    """Initial estimate for an algorithm, in the signal's shape, and the error ``V`` (P, P) to claim for it."""
 
     estimate: Array
     V: Array
@@ -54,7 +54,7 @@ class Data:
 
     @property
     def dimension(self) -> int:
-        """D, the size of a token."""
+        """Dimension D, the size of a token."""
         return int(self.inputs.shape[-1])
 
 
@@ -75,5 +75,5 @@ class ProblemLike(Protocol):
     components: int
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
-        """What one pass over so many samples (default: all) takes, forward and adjoint."""
+        """Cost of one pass (forward and adjoint) over so many samples (default: all)."""
         ...

@@ -1,4 +1,4 @@
-"""Suites: from TOML to problems, algorithms and cells."""
+"""Suites: reading a TOML file and turning it into problems, algorithms and cells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["SuiteError"]
 
 
 class SuiteError(ValueError):
-    """A suite is wrong; the message names the file, the key and what would be right."""
+    """A suite has a mistake; the message names the file and the key, and says what would be right."""
 
     def __init__(self, file: str, key: str, message: str) -> None:
         file, key = printable(file, 300), printable(key, 200)

@@ -1,6 +1,4 @@
-"""A suite that has been checked, with its problems' plans and its cells; the key of a cell, and a cell rebuilt from its
-identity.
-"""
+"""A checked suite with its problems and cells; a cell's key and how the cell is rebuilt from its identity."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class ProblemPlan:
 
 
 class Unmade(NamedTuple):
-    """A problem of a suite that cannot be made, because code of an item fails."""
+    """A problem of a suite that cannot be built because an item's code fails."""
 
     label: str
     tables: dict[str, JsonObject]
@@ -73,13 +71,13 @@ class Cell:
     secret: int | None = field(compare=False, repr=False, default=None)
 
     def identity(self) -> JsonObject:
-        """What the key hashes: all that can change the result, and nothing else."""
+        """All settings that can change the cell's result; the key is a hash of them."""
         own = ("problem", "algorithm", "alpha", "dimension", "replicate", "seed", "backend")
         return {name: getattr(self, name) for name in own} | self.run.identity()
 
     @property
     def root(self) -> int:
-        """Root of its random numbers."""
+        """Root seed of the cell's random numbers."""
         return self.seed if self.secret is None else self.secret
 
     @cached_property
@@ -88,7 +86,7 @@ class Cell:
         return key_of(self.identity())
 
     def distributions(self) -> frozenset[str]:
-        """The packages of third parties whose code it runs: of its items, its metrics and its start."""
+        """Third-party packages whose code the cell runs, through its items, metrics and start."""
         model = self.problem["model"]["name"]
         found = {spec["distribution"] for spec in (*self.problem.values(), self.algorithm) if "distribution" in spec}
         named = [("metric", name.partition("@")[0]) for name in self.run.metrics]
@@ -101,7 +99,7 @@ class Cell:
         return frozenset(found - {BUILT_IN})
 
     def rebuild(self) -> tuple[Problem, Any]:
-        """The problem and the algorithm, from names and parameters.
+        """Build the cell's problem and algorithm from names and parameters.
 
         Raises
         ------
@@ -154,17 +152,17 @@ class Suite:
 
     @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
-        """The problems that ``--only problem=...`` selects."""
+        """Problems selected by ``--only problem=...``."""
         return tuple(plan for plan in self.plans if selects(self.only, problem=plan.label))
 
     @property
     def theory_only(self) -> str | None:
-        """Why nothing of it can be run, if every problem has a theory only."""
+        """Reason why the suite cannot be run (every problem has only a theory), or None."""
         reasons = [plan.theory_only for plan in self.plans]
         return reasons[0] if all(reasons) else None
 
     def plans_with_data(self) -> list[ProblemPlan]:
-        """The problems whose data can be drawn.
+        """Problems of the suite for which data can be drawn.
 
         Raises
         ------
@@ -177,11 +175,11 @@ class Suite:
 
     @property
     def seeds(self) -> int:
-        """The largest number of replicates of any point."""
+        """The largest number of replicates of any point in the suite."""
         return max(max(plan.seeds) for plan in self.plans)
 
     def cells(self, backend: str = "numpy") -> list[Cell]:
-        """All cells, replicates outermost, so that a run that is stopped early has every point with few seeds.
+        """All cells, replicates outermost, so that a run that is stopped early covers every point with few seeds.
 
         Raises
         ------
@@ -230,7 +228,7 @@ def key_of(identity: Mapping[str, Any]) -> str:
 
 
 def as_table(spec: Mapping[str, Any]) -> JsonObject:
-    """An item as a suite would name it: with its distribution, if that is not smimbench, and its parameters."""
+    """An item as written in a suite: parameters, and its package if that is not smimbench."""
     table = {key: value for key, value in spec.items() if key not in (*CODE, "distribution")}
     if "distribution" in spec:
         table["name"] = f"{spec['distribution']}:{spec['name']}"
@@ -238,7 +236,7 @@ def as_table(spec: Mapping[str, Any]) -> JsonObject:
 
 
 def build_algorithm(spec: Mapping[str, Any], problem: Problem | None) -> Any:
-    """An algorithm from its name and parameters, for the model of a problem, or (None) for any model it supports.
+    """Build an algorithm from its name and parameters, for a problem's model or (None) for any model it supports.
 
     One that works for other models only is made as well, and ``smimbench.registry.adapters.refusal`` says why it is of no use.
 

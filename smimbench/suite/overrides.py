@@ -1,6 +1,4 @@
-"""Changes of a suite before it is checked: ``--set`` of one key, ``extends`` of another suite; ``--only`` picks the cells to run
-or show.
-"""
+"""Changes to a suite before it is checked (``--set``, ``extends``), and selection of cells by ``--only``."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ CONDITIONS = ("algorithm", "alpha", "dimension", "seed", "problem")
 
 
 def override(document: JsonObject, text: str, file: str) -> None:
-    """Set one key of a parsed suite from ``path.to.key=value``, or append to a list of items by ``path.to.list+=value``.
+    """Apply one ``--set``: set a key of a parsed suite from ``path.to.key=value``, or append by ``path.to.list+=value``.
 
     The value is TOML, a bare word a string. Entries of lists are found by position from 0 (``problems[0]`` or
     ``problems.0``), by label or by name (``algorithms.adam.steps``).
@@ -72,7 +70,7 @@ def override(document: JsonObject, text: str, file: str) -> None:
 
 
 def _pick(items: list[Any], key: str, file: str, where: str) -> Any:
-    """An entry of a list of tables, by its name or label or by position from 0."""
+    """Find an entry of a list of tables by its name or label, or by its position from 0."""
     tables = [item for item in items if isinstance(item, dict)]
     named = [item for item in tables if key in (item.get("label"), item.get("name"))]
     if named:
@@ -84,7 +82,7 @@ def _pick(items: list[Any], key: str, file: str, where: str) -> Any:
 
 
 def read_condition(text: str) -> Condition:
-    """Key and value of ``--only KEY=VALUE``.
+    """Split ``--only KEY=VALUE`` into key and value.
 
     Raises
     ------
@@ -102,7 +100,7 @@ def read_condition(text: str) -> Condition:
 
 
 def check_condition(condition: Condition, known: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse a condition that no label, name or number of the suite meets, which ``known`` lists by key.
+    """Reject a condition that matches no label, name or number of the suite; ``known`` lists these by key.
 
     Raises
     ------
@@ -141,7 +139,7 @@ def _meets(key: str, value: str, found: Any) -> bool:
 
 
 def merged(base: JsonObject, own: JsonObject) -> JsonObject:
-    """Merge a suite into the one that it extends.
+    """Merge a suite into the suite that it extends.
 
     Keys of tables override, problems replace those of the base, algorithms are appended. How long the base takes is no longer
     said; with other problems neither are values of others, which count the problems of the base.
@@ -164,7 +162,7 @@ def merged(base: JsonObject, own: JsonObject) -> JsonObject:
 
 
 def _drop_unread_axes(grid: JsonObject, own: JsonObject) -> None:
-    """Leave out axes of the base that none of the new problems reads, since each has its own."""
+    """Leave out grid axes of the extended suite that none of the new problems uses."""
     problems = own.get("problems", [own.get("problem")])
     grids = (
         [one.get("grid") if isinstance(one, dict) else None for one in problems] if isinstance(problems, list) else []
@@ -175,7 +173,7 @@ def _drop_unread_axes(grid: JsonObject, own: JsonObject) -> None:
 
 
 def toml_text(document: JsonObject) -> str:
-    """TOML that reads as this document."""
+    """Write a document as TOML text."""
     plain, tables = [], []
     for name, value in document.items():
         if isinstance(value, dict):
@@ -196,7 +194,7 @@ def _key(name: str) -> str:
 
 
 def _inline_toml(value: Any) -> str:
-    """A value on one line."""
+    """Write a value as TOML on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is

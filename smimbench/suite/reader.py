@@ -1,4 +1,4 @@
-"""From the TOML of a suite to problems, algorithms, grid axes and seeds, with every mistake named by file and key."""
+"""Reads the TOML of a suite into problems, algorithms, grid axes and seeds; each mistake is reported with file and key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESERVED = ("theory",)
 
 
 def shipped_suites() -> dict[str, Path]:
-    """Names and paths of the suites that come with smimbench."""
+    """Names and paths of the suites shipped with smimbench."""
     here = Path(__file__).resolve().parent.parent
     for folder in (here / "suites", here.parent / "suites"):
         if folder.is_dir():
@@ -44,7 +44,7 @@ def shipped_suites() -> dict[str, Path]:
 
 
 def find_suite(name: str) -> Path:
-    """Path of a suite given by path or by the name of a shipped one."""
+    """Path of a suite, given as a path or as the name of a shipped suite."""
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
@@ -84,7 +84,7 @@ def load_suite(name: str | Path, overrides: Iterable[str] = (), only: Iterable[s
 def parse_suite(
     path: Path, text: str, overrides: Iterable[str] = (), only: Iterable[str] = (), *, stored: bool = False
 ) -> Suite:
-    """Check the text of a suite; ``path`` gives its name and is what errors mention. See ``load_suite``.
+    """Check the text of a suite; ``path`` gives its name and appears in error messages. See ``load_suite``.
 
     ``stored`` is for the text in a folder of results, which may come from anybody, or from before a plugin was taken away: no
     code of the working folder is run, and what cannot be made here is left out and named in ``Suite.remarks``.
@@ -120,7 +120,7 @@ def parse_suite(
 
 
 def _document(file: str, text: str) -> JsonObject:
-    """The text of a suite as tables and lists."""
+    """Parse the TOML text of a suite into tables and lists."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -128,7 +128,7 @@ def _document(file: str, text: str) -> JsonObject:
 
 
 def _with_base(path: Path, document: JsonObject, seen: tuple[Path, ...] = ()) -> JsonObject:
-    """A suite merged into the one that it extends, which may extend another itself."""
+    """Merge a suite into the suite that it extends, recursively."""
     if "extends" not in document:
         return document
     file, name = str(path), document.pop("extends")
@@ -146,7 +146,7 @@ def _with_base(path: Path, document: JsonObject, seen: tuple[Path, ...] = ()) ->
 
 
 class _Reader:
-    """Turns a document into a suite; what ``schema`` cannot know of items and of other keys is checked here."""
+    """Turns a document into a suite, with the checks that ``schema`` cannot do: of items, and across keys."""
 
     def __init__(self, path: Path, text: str, stored: bool) -> None:
         self.path, self.text, self.stored = path, text, stored
@@ -206,7 +206,7 @@ class _Reader:
         )
 
     def _explain(self, error: pydantic.ValidationError) -> SuiteError:
-        """The first mistake as one line."""
+        """Describe the first mistake in one line."""
         first = error.errors(include_url=False)[0]
         key, message = explain_validation(error)
         if first["type"] == "extra_forbidden":
@@ -225,7 +225,7 @@ class _Reader:
     # -- problems -------------------------------------------------------------------------------------------------
 
     def _plans(self, read: Document) -> list[ProblemPlan]:
-        """Every problem with its grid."""
+        """All problems of the suite, each with its grid."""
         if bool(read.problem) == bool(read.problems):
             raise self.fail("problem", "give either one [problem] or several [[problems]]")
         written = {f"problems[{i}]": table for i, table in enumerate(read.problems)}
@@ -271,7 +271,7 @@ class _Reader:
     def _variants(
         self, table: ProblemTable, key: str, largest: int, cells: int
     ) -> list[tuple[dict[str, JsonObject], JsonObject]]:
-        """Every combination of the parameters that were given as lists, with what differs in it."""
+        """All combinations of parameters given as lists, each with the parameters in which it differs."""
         tables = table.tables()
         axes = {
             (kind, name): values
@@ -299,7 +299,9 @@ class _Reader:
         return found
 
     def _leave_out(self, error: ProblemError, key: str) -> None:
-        """Skip what cannot be made where its own code is at fault, or in stored results; raise otherwise."""
+        """Skip an item that cannot be built if its own code is at fault or the suite comes from stored results; otherwise
+        raise.
+        """
         found = self.fail(key, error.message)
         if isinstance(error, ItemError):
             self.failures.append(found)
@@ -308,7 +310,7 @@ class _Reader:
         self.remarks.append(f"left out: {found}")
 
     def _refuse_same_cells(self, plans: Sequence[ProblemPlan]) -> None:
-        """Two problems under one label, or one point under two labels, could not be told apart in a table."""
+        """Reject two problems with the same label, or the same point under two labels."""
         labels: dict[str, str] = {}
         points: dict[tuple[str, float, int], str] = {}
         for plan in plans:
@@ -325,7 +327,7 @@ class _Reader:
     # -- algorithms -----------------------------------------------------------------------------------------------
 
     def _algorithms(self, tables: Sequence[AlgorithmTable], plans: Sequence[ProblemPlan]) -> tuple[JsonObject, ...]:
-        """Label and full specification of every algorithm."""
+        """Labels and full specifications of all algorithms."""
         models = list(dict.fromkeys(plan.problem.model.name for plan in plans))
         found: list[JsonObject] = []
         for i, table in enumerate(tables):
@@ -351,7 +353,7 @@ class _Reader:
     # -- run options ----------------------------------------------------------------------------------------------
 
     def _check_run(self, run: RunOptions, models: set[str]) -> None:
-        """Metrics that are known and work for every model; a start of the engine, or of an algorithm that fits every model."""
+        """Check that metrics exist and work for every model, and that ``run.start`` is known and fits every model."""
         metrics = {f"run.metrics[{i}]": name for i, name in enumerate(run.metrics)}
         metrics |= {f"run.reference[{i}].metric": one.metric for i, one in enumerate(run.reference)}
         for (key, name), model in itertools.product(metrics.items(), models):
@@ -368,7 +370,7 @@ class _Reader:
             raise self.fail("run.start", f"must be {known} ({names}), got {run.start!r}")
 
     def _with_references(self, run: RunOptions, plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
-        """The plans, each with the published values of exactly its problem; a remark names those of no problem here."""
+        """Add to each problem its published values; warn of published values that fit no problem here."""
         owned: dict[str, list[Reference]] = {plan.problem.identity: [] for plan in plans}
         elsewhere = []
         for i, reference in enumerate(run.reference):

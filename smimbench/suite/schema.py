@@ -1,5 +1,4 @@
-"""Every key of a suite, once, by its table (problem, grid, algorithms, run options, reference values): its type,
-default, constraint and meaning.
+"""All keys of a suite, by table (problem, grid, algorithms, run options, references): type, default, constraint, meaning.
 
 Reading, ``--set``, the key of a cell and the page docs/suite.md are derived from these tables. To add a run option, add a field
 to ``RunOptions``: give it a description, say with ``InKey`` whether it can change a result, and read it as ``cell.run.NAME``.
@@ -27,7 +26,7 @@ STARTS = ("uninformed", "informed")
 
 @dataclass(frozen=True)
 class InKey:
-    """A run option that can change a result: part of a cell's identity.
+    """Marks a run option that can change a result and therefore belongs to a cell's key.
 
     Attributes
     ----------
@@ -40,12 +39,12 @@ class InKey:
 
 
 def _tuple(value: Any) -> Any:
-    """Make lists of TOML immutable."""
+    """Convert TOML lists to tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def as_axis(value: Any) -> Any:
-    """A single value is an axis of length 1."""
+    """Turn a single value into a grid axis of length 1."""
     return _tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
@@ -58,7 +57,7 @@ def _positive_and_finite(value: float) -> float:
 
 
 def distinct(values: Sequence[Any]) -> Sequence[Any]:
-    """The values, each at most once: a repeated one would count its runs twice and make the standard error too small.
+    """Check that the values are distinct: a repeated one would count its runs twice and make the standard error too small.
 
     Raises
     ------
@@ -101,7 +100,7 @@ Item = str | dict[str, Any]
 
 
 class Table(pydantic.BaseModel):
-    """A table of a suite: unknown keys and other types than those named are refused."""
+    """Base class of the tables of a suite; unknown keys and values of the wrong type are rejected."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -156,7 +155,7 @@ class Items(Table):
     prior: Item = Field(description="The law of the signal.")
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """All three as tables."""
+        """Model, channel and prior, each as a table."""
         written = {"model": self.model, "channel": self.channel, "prior": self.prior}
         return {kind: {"name": one} if isinstance(one, str) else dict(one) for kind, one in written.items()}
 
@@ -258,7 +257,7 @@ class RunOptions(Table):
     reference: ListOf[Reference] = Field(default=(), description="Values of others; see `[[run.reference]]`.")
 
     def identity(self) -> dict[str, Any]:
-        """Those options that are part of a cell's identity, as plain values."""
+        """Run options that are part of a cell's identity, as plain values."""
         found = {}
         for name, mark in in_key().items():
             value = getattr(self, name)
@@ -267,19 +266,19 @@ class RunOptions(Table):
         return found
 
     def of_cell(self, metrics: tuple[str, ...]) -> RunOptions:
-        """The options that a cell needs: those of its identity, with the metrics that are part of it."""
+        """Options that a cell needs: those of its identity, with the metrics that are part of it."""
         kept = {name: getattr(self, name) for name in in_key()}
         return RunOptions.model_construct(**kept | {"metrics": metrics})
 
 
 def in_key() -> dict[str, InKey]:
-    """Run options that are part of a cell's identity."""
+    """Names of run options that are part of a cell's identity."""
     fields = RunOptions.model_fields.items()
     return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, InKey)}
 
 
 class Document(Table):
-    """A suite file, merged with the one that it extends."""
+    """A suite file, merged with the suite that it extends."""
 
     extends: str = Field(
         default="",
@@ -295,7 +294,7 @@ class Document(Table):
 
 
 def table_at(location: Sequence[int | str]) -> type[Table]:
-    """The table that holds a key, from the names (and positions in lists) on the way to it."""
+    """Find the table that holds a key, from a path of names and list positions."""
     found: type[Table] = Document
     for name in location:
         if isinstance(name, str):
@@ -305,7 +304,7 @@ def table_at(location: Sequence[int | str]) -> type[Table]:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """A type and all that it is made of."""
+    """All types that a type annotation is made of, including itself."""
     yield annotation
     for inner in get_args(annotation):
         yield from _types(inner)

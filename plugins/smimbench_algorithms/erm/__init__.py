@@ -1,4 +1,4 @@
-"""Empirical risk minimisation with a convex loss and a quadratic penalty, to tolerance."""
+"""Empirical risk minimization with a convex loss and a quadratic penalty, to a tolerance."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ErmState(NamedTuple):
 
 @dataclass(frozen=True)
 class Erm(Algorithm):
-    r"""Empirical risk minimisation with a loss that is convex in the latents.
+    r"""Empirical risk minimization with a loss that is convex in the latents.
 
     .. math:: \min_W \; \sum_\mu \sum_{pc} l(y_{\mu pc}, z_{\mu pc}) + \frac{\lambda}{2} |W|^2, \qquad
         z_\mu = W x_\mu / \sqrt D,
@@ -89,11 +89,11 @@ class Erm(Algorithm):
         require(self, "length", self.length in (None, *LENGTHS), f"one of {', '.join(LENGTHS)}")
 
     def refuses(self, problem: Problem) -> str | None:
-        """Labels that have no loss convex in the latents."""
+        """Reason why a problem's labels have no loss that is convex in the latents, or None."""
         return why_not(problem, LOSSES.get(self.loss or ""))
 
     def _chosen(self, problem: Problem, alpha: float) -> tuple[Loss, float, float]:
-        """Loss, penalty and the factor of the estimate's length."""
+        """Loss, penalty and the factor that rescales the estimate."""
         signs = labels_of(problem) == "signs"
         loss = LOSSES[self.loss or ("logistic" if signs else "square")]
         length = self.length or ("posterior" if signs else "loss")
@@ -106,7 +106,7 @@ class Erm(Algorithm):
         return loss, penalty, best_length([one.overlaps for one in minima(problem, alpha, loss.name, penalty)])
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
-        """Weights of zero."""
+        """Initial weights of zero."""
         loss, penalty, length = self._chosen(problem, data.sample_ratio)
         xp = namespace(data.inputs)
         weights = np.zeros((problem.components, data.dimension))
@@ -123,7 +123,7 @@ class Erm(Algorithm):
         )
 
     def step(self, problem: Problem, data: Data, state: ErmState) -> tuple[ErmState, Info]:
-        """Some iterations of L-BFGS."""
+        """A few iterations of L-BFGS."""
         from scipy.optimize import minimize
 
         n, shape = int(data.inputs.shape[0]), state.weights.shape
@@ -142,15 +142,17 @@ class Erm(Algorithm):
         return new, Info(residual=float(np.linalg.norm(found.jac)) * n / state.scale, warning=state.note)
 
     def estimate(self, state: ErmState) -> Array:
-        """The minimiser, at the length that was chosen."""
+        """The minimizer, rescaled to the chosen length."""
         return state.estimate
 
     def findings(self, state: ErmState) -> dict[str, list[float | None]]:
-        """Mean loss of a sample of the data, without the penalty; theory has an entry of the same name."""
+        """Mean loss per sample on the data, without the penalty; theory predicts an entry of the same name."""
         return {"training_loss": [state.training_loss]}
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        """The minimum in the limit: the replica-symmetric fixed point (``smimbench_algorithms.erm.fixed_point``)."""
+        """Overlaps of the minimizer in the limit: the replica-symmetric fixed point
+        (``smimbench_algorithms.erm.fixed_point``).
+        """
         try:
             loss, penalty, length = self._chosen(problem, alpha)
             found = minima(problem, alpha, loss.name, penalty)
@@ -168,7 +170,7 @@ class Erm(Algorithm):
 
 
 def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
-    """Overlaps of an estimate that is ``length`` times as long."""
+    """Overlaps of an estimate multiplied by ``length``."""
     return Overlaps(overlaps.truth, length * overlaps.cross, length**2 * overlaps.own)
 
 

@@ -40,7 +40,7 @@ PENALTIES = (1e-12, 1e12)
 
 
 class Minimum(NamedTuple):
-    """The minimum in the limit.
+    """Overlaps, losses and errors at the minimum of the risk in the limit.
 
     Attributes
     ----------
@@ -58,13 +58,13 @@ class Minimum(NamedTuple):
 
 
 def best_length(overlaps: Sequence[Overlaps]) -> float:
-    """Factor that brings an estimate closest to the signal, ``tr M / tr Q`` of means over evaluations, as of a posterior mean."""
+    """Factor that brings an estimate closest to the signal, ``tr M / tr Q`` of means over evaluations."""
     cross, own = (sum(float(np.trace(matrix)) for matrix in found) for found in list(zip(*overlaps))[1:])
     return cross / own
 
 
 def why_not(problem: Problem, loss: Loss | None) -> str | None:
-    """Why a problem's labels have no loss that is convex in the latents; ``loss`` None: any."""
+    """Reason why a problem's labels have no loss that is convex in the latents, or None; ``loss`` None allows any loss."""
     if problem.model.rank != "low":
         return "erm is for signals of low rank; nuclear and ridge fit matrices"
     if problem.channel.symmetry != "none":
@@ -79,7 +79,7 @@ def why_not(problem: Problem, loss: Loss | None) -> str | None:
 
 
 def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Minimum]:
-    """The fixed point for one penalty > 0, by every independent evaluation of the integrals; one where they are exact.
+    """Fixed points at one penalty > 0, one for every independent evaluation of the integrals (a single one if exact).
 
     Raises
     ------
@@ -102,7 +102,7 @@ def _paths(problem: Problem, alpha: float, loss: Loss) -> list[Any]:
 
 
 class ClosedForm:
-    """Square loss on labels ``z + noise``: ridge regression."""
+    """Closed-form minimum for the square loss on labels ``z + noise``: ridge regression."""
 
     def __init__(self, problem: Problem, alpha: float, noise: Host) -> None:
         self.T, self.noise, self.sites = prior_moments(problem)[0], noise, problem.model.sites
@@ -113,7 +113,7 @@ class ClosedForm:
         return ridge_overlaps(self.T, self.noise, self.ratio, penalty)
 
     def minimum(self, penalty: float) -> Minimum:
-        """The minimum; nothing is uncertain. A label that is fitted keeps ``1 / (1 + v)`` of its residual."""
+        """Minimum at a penalty, without numerical error. A label that is fitted keeps ``1 / (1 + v)`` of its residual."""
         T, M, Q = found = self.overlaps(penalty)
         test = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
         left = 1 - ridge_shares(self.ratio, penalty).fitted
@@ -121,7 +121,7 @@ class ClosedForm:
 
 
 def order_parameters(here: Host, T: Host) -> OrderParameters:
-    """Order parameters of V, m_hat and Q_hat (3, P, P), without differences that cancel."""
+    """Order parameters V, m_hat and Q_hat (3, P, P), computed without cancellation."""
     V, m_hat, Q_hat = here
     M, blur = V @ m_hat @ T, V @ Q_hat @ V.T
     known = m_hat.T @ np.linalg.solve(Q_hat, m_hat)
@@ -131,7 +131,7 @@ def order_parameters(here: Host, T: Host) -> OrderParameters:
 
 
 class PenaltyPath:
-    """Fixed points of one problem along penalties; each search starts from an extrapolation of the known ones."""
+    """Fixed points of one problem along penalties; each search starts from an extrapolation of the known fixed points."""
 
     def __init__(self, problem: Problem, alpha: float, integrals: Any) -> None:
         self.P, self.T = problem.components, prior_moments(problem)[0]
@@ -140,11 +140,11 @@ class PenaltyPath:
 
     @property
     def easy(self) -> float:
-        """A penalty at which the iteration always converges; smaller ones are reached from there in steps of at most 10."""
+        """A penalty at which the iteration always converges; smaller penalties are reached from there in steps of at most 10."""
         return max(self.alpha, 1.0)
 
     def minimum(self, penalty: float) -> Minimum:
-        """The minimum at a penalty, with its losses and errors."""
+        """The minimum at a given penalty, with its losses and errors."""
         steps = int(np.ceil(np.log10(self.easy / penalty)))
         for step in np.geomspace(self.easy, penalty, steps + 1) if steps > 0 else [penalty]:
             here = self.settled(float(step))
@@ -158,7 +158,7 @@ class PenaltyPath:
         return Overlaps(at.T, at.M, at.Q)
 
     def settled(self, penalty: float) -> Host:
-        """V, m_hat and Q_hat (3, P, P) at the fixed point."""
+        """Order parameters V, m_hat and Q_hat (3, P, P) at the fixed point."""
         here, gap = self._guess(penalty), np.inf
         if self.known:
             here, gap = self._root(penalty, here)
@@ -174,7 +174,7 @@ class PenaltyPath:
         raise ValueError(f"the fixed point at penalty {penalty:g} was not found (last relative change {gap:.1e})")
 
     def _iterated(self, penalty: float, here: Host) -> tuple[Host, float]:
-        """Some iterations, and the last relative change."""
+        """Run some fixed-point iterations; return the last relative change as well."""
         for _ in range(ACCURACY.iterations):
             new = self._after(penalty, here)
             gap = float(np.max(np.abs(new - here).max(axis=(1, 2)) / np.abs(new).max(axis=(1, 2))))
@@ -189,12 +189,12 @@ class PenaltyPath:
         return np.stack([np.linalg.inv(penalty * np.eye(self.P) + V_hat), m_hat, Q_hat])
 
     def _equations(self, penalty: float, here: Host) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
-        """The fixed point as a root: unknowns of order 1 at this point, the point of unknowns, and what must vanish."""
+        """The fixed-point equations as a root problem: scaled unknowns, the map from unknowns to a point, and the residual."""
         positive = self.P == 1 and bool((here > 0).all())
         size = np.abs(here).max(axis=(1, 2), keepdims=True) * np.ones_like(here)
 
         def point(x: Host) -> Host:
-            """One component: from logarithms, so that every step stays possible."""
+            """Point of one component from logarithms of the unknowns, so that every step stays possible."""
             moved = np.exp(np.clip(x, -100.0, 100.0)).reshape(here.shape) if positive else x.reshape(here.shape) * size
             return np.asarray(moved, dtype=float)
 
@@ -217,7 +217,7 @@ class PenaltyPath:
         return (np.log(here.ravel()) if positive else (here / size).ravel()), point, gap
 
     def _root(self, penalty: float, here: Host) -> tuple[Host, float]:
-        """A nearby fixed point from a root finder, and the residual of its equations; the same point if there is none."""
+        """A nearby fixed point from a root finder and the residual of its equations; the input point if none is found."""
         from scipy.optimize import root
 
         begin, point, gap = self._equations(penalty, here)
@@ -228,7 +228,7 @@ class PenaltyPath:
         return (point(found.x), left) if left < before else (here, before)
 
     def uncertain(self, penalty: float, here: Host) -> Overlaps:
-        """How far the overlaps of this point are from the fixed point, by one step of Newton's method."""
+        """Distance of this point's overlaps from those of the fixed point, by one step of Newton's method."""
         x, point, gap = self._equations(penalty, here)
         at = gap(x)
         nudge = 1e-5
@@ -238,7 +238,7 @@ class PenaltyPath:
         return Overlaps(np.zeros_like(self.T), np.abs(new.M - old.M), np.abs(new.Q - old.Q))
 
     def _guess(self, penalty: float) -> Host:
-        """Extrapolation by a power of the penalty through the two nearest known points (one component)."""
+        """Initial guess at a penalty: power-law extrapolation through the two nearest known points (one component)."""
         x = float(np.log(penalty))
         near = sorted(self.known, key=lambda point: abs(point[0] - x))[:2]
         if not near:  # a small overlap and a small norm
@@ -251,7 +251,7 @@ class PenaltyPath:
 
 
 def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> float:
-    """The penalty of the smallest MSE in the limit, summed over components, of the estimate at its ``length``.
+    """Penalty with the smallest MSE in the limit, summed over components, of the estimate rescaled by ``length``.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ def _best_of(named: Named[Problem], alpha: float, loss: str, length: str) -> flo
     reasons = ["the error is not finite"]
 
     def tried(x: float) -> float:
-        """Error less that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
+        """MSE minus that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
         try:
             found = [path.overlaps(float(np.exp(x))) for path in paths]
         except ValueError as error:  # where an overlap or an error is too close to its end for doubles

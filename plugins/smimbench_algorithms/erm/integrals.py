@@ -1,4 +1,4 @@
-"""Losses that are convex in the latents, and the integrals over ``(z*, omega)`` of their minimum."""
+"""Losses convex in the latents, and the integrals over ``(z*, omega)`` in the equations of their minimum."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _short_of_margin(y: Array, z: Array) -> Array:
-    """How much is missing to a margin of 1."""
+    """Amount by which a prediction falls short of a margin of 1."""
     gap = 1 - y * z
     return namespace(gap).maximum(gap, namespace(gap).zeros_like(gap))
 
@@ -108,7 +108,9 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
 
 
 def pull(loss: Loss, y: Host, omega: Host, z: Host, v: Host) -> Host:
-    """``(z - omega) / v`` at the proximal point z, or minus the slope of the loss, its equal: the one that rounding spares."""
+    """Proximal force ``(z - omega) / v`` at the proximal point z, or minus the loss's slope, whichever has less rounding
+    error.
+    """
     return np.where(v < 1, -loss.slope(y, z), (z - omega) / v)
 
 
@@ -149,7 +151,7 @@ ACCURACY = Accuracy()
 
 
 class OrderParameters(NamedTuple):
-    """What the integrals are functions of, (P, P) each.
+    """Order parameters on which the integrals depend, (P, P) each.
 
     Attributes
     ----------
@@ -183,7 +185,7 @@ class Moments(NamedTuple):
 
 
 def labels_of(problem: Problem) -> str | None:
-    """``"signs"``, ``"numbers"``, or None where labels do not have the shape of the latents."""
+    """Type of the labels: ``"signs"``, ``"numbers"``, or None where they do not have the shape of the latents."""
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((64, problem.components, problem.model.sites))
     y = np.asarray(observable(problem.channel, problem.channel.forward(z, rng=rng)))
@@ -193,14 +195,14 @@ def labels_of(problem: Problem) -> str | None:
 
 
 def integrals_of(problem: Problem, loss: Loss) -> list[Any]:
-    """The most exact integrals available for a problem: one by quadrature, or several independent ones over samples."""
+    """The most accurate integrals available for a problem: one by quadrature, or several independent sampled ones."""
     if problem.components == 1 and labels_of(problem) == "signs" and _sites_apart(problem):
         return [SignIntegrals(problem, loss)]
     return [SampledIntegrals(problem, loss, scramble) for scramble in range(ACCURACY.scrambles)]
 
 
 def _sites_apart(problem: Problem) -> bool:
-    """Whether the posterior of one site does not depend on the labels of others."""
+    """Whether the posterior of one site does not depend on the labels of other sites."""
     C = problem.model.sites
     rng = monte_carlo_rng("convex losses: sites")
     omega, y = rng.standard_normal((8, 1, C)), np.sign(rng.standard_normal((8, 1, C)))
@@ -211,7 +213,7 @@ def _sites_apart(problem: Problem) -> bool:
 
 
 class SignIntegrals:
-    """Labels -1 and +1 that each depend on one latent: sum over the label, quadrature over omega."""
+    """Integrals for labels -1 and +1 that each depend on one latent: sum over the label, quadrature over omega."""
 
     def __init__(self, problem: Problem, loss: Loss) -> None:
         self.channel: Any = problem.channel
@@ -219,7 +221,9 @@ class SignIntegrals:
         self.panel = np.polynomial.legendre.leggauss(ACCURACY.nodes)
 
     def _nodes(self, step: float, edges: list[float]) -> tuple[Host, Host]:
-        """Gauss-Legendre on panels that halve towards zero, down to the width of a step of the chance of a label there."""
+        """Gauss-Legendre nodes on panels that halve towards zero, down to the width over which the label's probability
+        changes.
+        """
         reach = ACCURACY.reach
         halvings = int(np.ceil(np.log2(reach / min(max(step, ACCURACY.finest), reach / 2))))
         positive = sorted({0.0, *(reach / 2.0**k for k in range(halvings + 1)), *(x for x in edges if 0 < x < reach)})
@@ -230,7 +234,7 @@ class SignIntegrals:
         return nodes.ravel(), (weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)).ravel()
 
     def __call__(self, at: OrderParameters) -> Moments:
-        """The integrals at a point."""
+        """Integrals at given order parameters, by quadrature."""
         rest = at.rest
         m, q, v, left = at.M[0, 0], at.Q[0, 0], at.V[0, 0], rest[0, 0]
         size = np.sqrt(q)
@@ -267,7 +271,7 @@ class SignIntegrals:
 
 
 class SampledIntegrals:
-    """Any other labels: randomised Sobol points for z* and for omega around its mean, labels drawn once.
+    """Integrals for any other labels: randomized Sobol points for z* and for omega around its mean, labels drawn once.
 
     Neither z* nor its labels move with the overlaps, so that the integrals are as smooth as the loss and a fixed point is found
     to rounding: what is left is the spread between sets of points.
@@ -282,7 +286,7 @@ class SampledIntegrals:
         self.y = np.asarray(observable(problem.channel, labels), dtype=float)
 
     def __call__(self, at: OrderParameters) -> Moments:
-        """The integrals at a point."""
+        """Integrals at given order parameters, by sampling."""
         omega = (at.M @ self.inverse) @ self.z + symmetric_root(at.blur) @ self.other
         y, n, v = self.y, len(self.y), np.diagonal(at.V)[:, None]
         h = proximal(self.loss, y, omega, v)

@@ -54,7 +54,7 @@ while it leaves the prior mean, but steps that are too large reverse every time.
 
 
 class StepState(NamedTuple):
-    """What the next weight is computed from.
+    """Data from which the next step's weight is computed.
 
     Attributes
     ----------
@@ -76,12 +76,12 @@ class StepState(NamedTuple):
 
 
 def mixed(weight: Any, new: Array, old: Array | None) -> Array:
-    """``weight new + (1 - weight) old``; the new where there is no old."""
+    """Damped value ``weight new + (1 - weight) old``, or the new value where there is no old one."""
     return new if old is None else float(weight) * new + float(1 - weight) * old
 
 
 def reversal_overlaps(problem: Problem, last: StepState, change: Array) -> tuple[Array, ...]:
-    """Low rank: overlaps (P, P) of the previous change with this one and with itself."""
+    """Overlaps (P, P) of the previous change with this one and with itself, for low rank."""
     if last.change is None or problem.model.rank == "extensive":
         return ()
     return tuple(problem.model.inner(other, last.change) for other in (change, last.change))
@@ -96,7 +96,7 @@ def next_step(
     error: Host,
     residual: Any,
 ) -> StepState:
-    """Weight and extrapolation of the next step.
+    """Weight and extrapolation for the next step.
 
     Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
     the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax``
@@ -230,8 +230,8 @@ class Gamp(Algorithm):
         require(self, "initial_overlap", self.initial_overlap is None or 0 < self.initial_overlap < 1, "in (0, 1)")
 
     def retry(self, problem: Problem, outcome: str) -> Gamp | None:
-        """A restart: damped half way to 1, another random start, or none. After a run with adaptive damping that has not
-        converged: the version that continues with all noise counted.
+        """A restarted version: with damping moved half way to 1, or with another random start; or None. After a run with
+        adaptive damping that has not converged: the version that continues with all noise counted.
         """
         if outcome == "unsettled":
             able = problem.model.rank == "extensive" and self.damping is None and self.largest_excess > 1
@@ -243,7 +243,7 @@ class Gamp(Algorithm):
         return None if self.damping is None else replace(self, damping=0.5)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
-        """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
+        """Initial state: the prior mean, a small random start where the prior mean is a fixed point, or the given start."""
         xp = namespace(data.inputs)
         place = matching(data.inputs)
         if data.start is not None:
@@ -262,12 +262,12 @@ class Gamp(Algorithm):
         return GampState(denoised.estimate, to_host(denoised.V), None, rng)
 
     def _initial_information(self, dimension: int) -> float:
-        """Information of a random start, from its predicted overlap."""
+        """Information of a random start, computed from its predicted overlap."""
         overlap = 1e-3 / dimension if self.initial_overlap is None else self.initial_overlap
         return overlap / (1 - overlap)
 
     def step(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
-        """One iteration."""
+        """One iteration of GAMP."""
         model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
         extensive, adaptive = model.rank == "extensive", self.damping is None
         inverse = np.linalg.inv(V)
@@ -330,15 +330,15 @@ class Gamp(Algorithm):
         return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, last), info
 
     def plan(self, data: Data) -> Plan:
-        """One pass over the inputs, forward and adjoint, until the overlaps are stationary and agree with the predicted error."""
+        """Plan of one pass per step (forward and adjoint), until overlaps are stationary and agree with the predicted error."""
         return super().plan(data)._replace(cost=lambda problem, data: problem.pass_cost(data))
 
     def estimate(self, state: GampState) -> Array:
-        """Posterior mean of the signal."""
+        """Current posterior mean of the signal."""
         return state.estimate
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction:
-        """The fixed point of state evolution that its start leads to, and with ``damping = 0`` the trajectory.
+        """State-evolution fixed point reached from the algorithm's start, with the trajectory if ``damping = 0``.
 
         ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form. Damping changes
         no fixed point, but a damped trajectory has no closed recursion, nor has one from a start that depends on the data:
@@ -355,7 +355,7 @@ class Gamp(Algorithm):
 
 
 class _GampAllNoise(Gamp):
-    """GAMP that counts all of the noise that ``g`` carries."""
+    """GAMP whose effective-noise covariance includes all the noise carried by ``g``."""
 
     largest_excess = 1.0
 
@@ -363,7 +363,7 @@ class _GampAllNoise(Gamp):
 def pass_by_chunks(
     problem: Problem, data: Data, state: GampState, inverse: Host
 ) -> tuple[Array, Array, Array, list[Any]]:
-    """Forward, posterior and adjoint of one chunk before the next, so that the inputs are read once.
+    """Forward, posterior and adjoint chunk by chunk, so that the inputs are read once.
 
     New ``g`` (n, P, C), its adjoint (P, ...), the sum of the posterior covariances (P, P), integration errors of the chunks.
     """
@@ -395,7 +395,7 @@ def pass_by_chunks(
 
 
 def _times(matrix: Host, z: Array) -> Array:
-    """``sum_q matrix_pq z_qc`` of every sample: (P, P) on the host and (n, P, C) to (n, P, C).
+    """Multiply every sample by a matrix, ``sum_q matrix_pq z_qc``: (P, P) on the host times (n, P, C) gives (n, P, C).
 
     Written out, because a batch of products of tiny matrices costs more than reading the inputs.
     """
@@ -409,7 +409,7 @@ def _times(matrix: Host, z: Array) -> Array:
 
 
 def _products(g: Array) -> Array:
-    """``sum_{mu, c} g_pc g_qc`` (P, P) of ``g`` (n, P, C)."""
+    """Sum of products ``sum_{mu, c} g_pc g_qc`` (P, P) of ``g`` (n, P, C)."""
     xp = namespace(g)
     components = g.shape[1]
     flat = xp.reshape(xp.permute_dims(g, (1, 0, 2)) if components > 1 else g, (components, -1))
@@ -417,7 +417,7 @@ def _products(g: Array) -> Array:
 
 
 def solve_first(matrix: Host, signal: Array) -> Array:
-    """``matrix^{-1}`` (P, P), on the host, applied to the components of a signal (P, D) or (P, D, D)."""
+    """Apply ``matrix^{-1}`` (P, P), on the host, to the components of a signal (P, D) or (P, D, D)."""
     if len(matrix) == 1:
         return signal / float(matrix[0, 0])
     xp = namespace(signal)

@@ -1,4 +1,4 @@
-r"""One iteration of GAMP away from the Bayes-optimal line, where the predicted error V differs from the true error E.
+r"""One iteration of GAMP when the predicted error V differs from the true error E, so that it is not Bayes-optimal.
 
 With ``omega`` of the estimate and ``z* = omega + delta`` of the signal, jointly Gaussian with covariances ``Q`` of omega, ``E``
 of delta, ``N`` of delta with omega,
@@ -42,7 +42,7 @@ SMALLEST_QHAT = 1e-12
 
 
 class Accuracy(NamedTuple):
-    """Numerical choices of a trajectory.
+    """Numerical settings of a GAMP trajectory in the limit.
 
     Attributes
     ----------
@@ -87,12 +87,12 @@ class OrderParameters(NamedTuple):
 
     @classmethod
     def bayes_optimal(cls, V: Host) -> OrderParameters:
-        """The point of the Bayes-optimal line: the predicted error is the true one, independent of the estimate."""
+        """Order parameters in the Bayes-optimal case: the predicted error is true, and the error independent of the estimate."""
         return cls(V, V, np.zeros_like(V))
 
     @property
     def is_bayes_optimal(self) -> bool:
-        """Whether the point is exactly on the line."""
+        """Whether the order parameters satisfy the Bayes-optimal conditions exactly."""
         return not self.N.any() and bool((self.E == self.V).all())
 
     def own(self, problem: Problem) -> Host:
@@ -101,7 +101,7 @@ class OrderParameters(NamedTuple):
         return found
 
     def overlaps(self, problem: Problem) -> Overlaps:
-        """All three overlaps."""
+        """Overlaps of signal and estimate, all three pairs."""
         own = self.own(problem)
         return Overlaps(prior_moments(problem)[0], own + self.N.T, own)
 
@@ -109,7 +109,7 @@ class OrderParameters(NamedTuple):
 def sampled_step(
     problem: Problem, alpha: float, at: OrderParameters, Qhat: Host, matched: OrderParameters, seed: int
 ) -> OrderParameters:
-    """Order parameters after one iteration.
+    """Order parameters after one iteration, by sampling.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def sampled_step(
 
 
 def _moments(problem: Problem, at: OrderParameters, seed: int) -> tuple[Host, Host, Host]:
-    """Sampled information, slope and square of g, (P, P) each.
+    """Sampled information, mean slope of g and mean square of g, (P, P) each.
 
     For labels that do not depend on a sign, small overlaps enter in second order; sampled, they would enter in first order.
     Points with the opposite estimate and otherwise the same numbers, label noise included, cancel that.

@@ -1,4 +1,4 @@
-r"""State evolution of GAMP itself: the fixed point that its start leads to, its trajectory, and corrections of order 1/D.
+r"""State evolution of GAMP: the fixed point reached from its start, its trajectory, and corrections of order 1/D.
 
 Undamped, an iteration maps overlaps to overlaps exactly as D goes to infinity. Runs from the prior mean, or from an informed
 start, are on the Bayes-optimal line, where the predicted error V is the true one, and stay there:
@@ -38,7 +38,7 @@ from smimbench_algorithms.gamp.mismatched import ACCURACY, SMALLEST_QHAT, OrderP
 def gamp_theory(
     problem: Problem, alpha: float, conditions: Conditions, V: Host | None, *, damped: bool
 ) -> AlgorithmPrediction:
-    """The prediction, with its trajectory or the reason why there is none; ``V``: see ``_trajectory``.
+    """Theory's prediction for GAMP, with its trajectory or the reason why there is none; ``V``: see ``_trajectory``.
 
     Where two branches compete, a run that begins at the prior mean, or near it, ends on the uninformed one, and one that begins
     near the signal on the informed one. Students that start alike agree.
@@ -69,7 +69,7 @@ def random_start_error(problem: Problem, information: float) -> Host:
 
 
 def first_correction(problem: Problem, alpha: float) -> list[float] | None:
-    r"""The b of ``MSE = limit + b / D`` of every component, for Gaussian signals seen through linear labels; else None.
+    r"""Coefficients b of ``MSE = limit + b / D`` per component, for Gaussian signals and linear labels; otherwise None.
 
     There GAMP ends at the posterior mean of every instance, and its error is the Stieltjes transform of a real Wishart matrix at
     minus the noise. With N = T n rows, ``r = N / D`` and ``S(z) = E tr (X^T X / D - z)^{-1} / D``, integration by parts gives
@@ -101,7 +101,8 @@ def first_correction(problem: Problem, alpha: float) -> list[float] | None:
 def _trajectory(
     problem: Problem, alpha: float, conditions: Conditions, V: Host | None, end: dict[str, Any]
 ) -> dict[str, list[Any]] | str:
-    """``iteration``, ``mse``, ``mse_error`` and ``overlap`` of undamped iterations; or in words why there are none.
+    """Trajectory of undamped iterations (``iteration``, ``mse``, ``mse_error``, ``overlap``), or the reason why there is
+    none.
 
     ``V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
     """
@@ -134,7 +135,7 @@ def _trajectory(
 
 
 def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host, Host]:
-    """Mean error, its standard error and mean overlap (iterations, P), in the units of the metrics of runs.
+    """Mean error, its standard error and mean overlap (iterations, P), in the units of the metrics.
 
     A path at rest stays where it is. One path has no error; numbers that are not finite have an infinite one.
     """
@@ -150,7 +151,7 @@ def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host,
 
 
 def _start(problem: Problem, conditions: Conditions, V: Host | None) -> OrderParameters:
-    """Order parameters of the starts as D grows.
+    """Order parameters of the initial states as D grows.
 
     Their norms differ from the second moment by chance, which the limit does not contain. An informed start enters by its overlap
     with itself. A random one has an overlap with the signal that is chance alone, but grows from there: it is that of the runs.
@@ -178,7 +179,7 @@ def _path(
     information: Callable[[Host, Host], Host],
     seed: int,
 ) -> tuple[list[Overlaps], bool]:
-    """Overlaps before the first iteration and after each, and whether they have come to rest."""
+    """Overlaps before the first iteration and after each one, and whether they became stationary."""
     second = prior_moments(problem)[0]
     scale = problem.model.kappa * alpha
     at_rest = ACCURACY.roughly_at_rest if offers_rough(problem) else ACCURACY.at_rest
@@ -202,7 +203,7 @@ def _path(
 
 
 def information_along(problem: Problem, Q: Host, V: Host, end: Host | None = None) -> Callable[[Host, Host], Host]:
-    """The information as a function of overlap and error (P, P), for many steps from Q, V to the overlap ``end``.
+    """Information as a function of overlap and error (P, P), tabulated for many steps from Q, V to the overlap ``end``.
 
     Where a channel offers rough values, these are used, shifted to the accurate ones at both ends: the logarithm of their ratio
     hardly varies, and is interpolated in the trace of Q.

@@ -1,4 +1,4 @@
-"""The base class of all gradient methods: batches, schedules, constraints, students; a method adds its rule for the step."""
+"""Base class of gradient methods (batches, schedules, constraints, students); each method adds its rule for a step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SEEN_AGAIN = "descent that sees samples again has no closed form: every step dep
 
 
 class DescentState(NamedTuple):
-    """What is iterated; with students, factor and signal have one more axis in front."""
+    """State of a gradient method; with students, factor and signal have one more axis in front."""
 
     factor: Array
     signal: Array  # what the factor stands for
@@ -57,7 +57,7 @@ class DescentState(NamedTuple):
 
 @dataclass(frozen=True)
 class Descent(Algorithm):
-    """Base of the gradient methods; see its subclasses for the parameters' meaning.
+    """Base class of gradient methods; subclasses document the parameters.
 
     A method of one's own is a subclass with a rule for its step, ``move``, and where that remembers something ``first_memory``.
     """
@@ -102,7 +102,7 @@ class Descent(Algorithm):
     # -- contract --------------------------------------------------------------------------------------------------
 
     def refuses(self, problem: Problem) -> str | None:
-        """Why this problem cannot be learned by gradients, or None."""
+        """Reason why this problem cannot be learned by gradients, or None."""
         differentiable = problem.channel.vjp is not None
         if not differentiable and surrogate(problem, 1.0) is None:
             return f"channel {problem.channel.name!r} has no derivative"
@@ -119,13 +119,13 @@ class Descent(Algorithm):
         return None
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        """None in closed form: a step that sees samples again, or whose size adapts, depends on all earlier ones."""
+        """No closed form: steps that reuse samples, or whose size adapts, depend on all earlier steps."""
         return "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
 
     def _minimum(
         self, problem: Problem, alpha: float, conditions: Conditions, decay: float
     ) -> AlgorithmPrediction | str:
-        """The minimum of ``[sum_mu l + (decay/2) |W|^2] / D``, for descent with all samples in every step; or why no theory."""
+        """Theory's minimum of ``[sum_mu l + (decay/2) |W|^2] / D`` for full-batch descent, or why there is no theory."""
         whole = not self.online and self.batch is None and not self.spherical
         if not (decay and whole and problem.model.rank == "extensive"):
             return SEEN_AGAIN
@@ -134,7 +134,7 @@ class Descent(Algorithm):
         return wide_factor_point(problem, alpha, decay, conditions.dimension, self.width)
 
     def plan(self, data: Data) -> Plan:
-        """Steps of a run on this data, and what a step reads."""
+        """Number of steps of a run on this data, and what a step reads."""
         n = data.inputs.shape[0]
         size = n if self.batch is None else self.batch if self.online else min(self.batch, n)
         steps = int(self.epochs or 0) * math.ceil(n / size) if self.steps is None else self.steps
@@ -142,7 +142,7 @@ class Descent(Algorithm):
         return Plan(steps, size, draws_fresh=self.online, cost=lambda problem, data: problem.pass_cost(data, size))
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None) -> DescentState:
-        """Iid N(0, 1) factor; with ``students`` as many, on one leading axis, which see the same samples."""
+        """Initial iid N(0, 1) factor; with ``students``, so many on one leading axis, which see the same samples."""
         if self.online and data.fresh is None:
             raise ValueError("online learning needs fresh samples, and this data has no source of them")
         xp, place, prior = namespace(data.inputs), matching(data.inputs), problem.prior
@@ -170,7 +170,7 @@ class Descent(Algorithm):
         )
 
     def step(self, problem: Problem, data: Data, state: DescentState) -> tuple[DescentState, Info]:
-        """One step; the residual is the relative change of the factor (of the student that moves most)."""
+        """One gradient step; the residual is the relative change of the factor (of the student that moves most)."""
         xp = namespace(state.factor)
         basis: Any = problem.prior.factor
         inputs, targets, order = self._take(problem, data, state)
@@ -205,7 +205,7 @@ class Descent(Algorithm):
         return new, Info(residual, self_overlap=overlap, warning="; ".join(notes) or None, samples=new.samples)
 
     def estimate(self, state: DescentState) -> Array:
-        """The signal of the factor; at the prior's norm where labels do not determine it."""
+        """Signal formed from the factor, rescaled to the prior's norm where labels do not determine the norm."""
         if state.norm is None:
             return state.signal
         xp = namespace(state.signal)
@@ -214,7 +214,7 @@ class Descent(Algorithm):
         return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
 
     def findings(self, state: DescentState) -> dict[str, Any]:
-        """Eigenvalues of a matrix under weight decay, for which there may be a theory (see ``_minimum``); otherwise nothing."""
+        """Eigenvalues of a matrix under weight decay, where there may be a theory (see ``_minimum``); otherwise nothing."""
         shape = state.signal.shape
         if not getattr(self, "weight_decay", 0) or len(shape) < 3 or shape[-1] != shape[-2]:
             return {}
@@ -224,13 +224,13 @@ class Descent(Algorithm):
     # -- what a method adds: only ``move`` has to be given ----------------------------------------------------------------
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """Memory of the method at the first step; empty unless a method overrides it."""
+        """Initial memory of the method (e.g. a velocity); empty unless a method overrides it."""
         return ()
 
     def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The rule of a method for its step.
+        """Rule for one step, to be defined by each method.
 
         Parameters
         ----------
@@ -255,13 +255,13 @@ class Descent(Algorithm):
         return 1 / problem.model.sample_ratio(size, data.dimension)
 
     def penalty(self, data: Data) -> float:
-        """Factor of ``|W|^2 / 2`` in the objective."""
+        """Factor of the penalty ``|W|^2 / 2`` in the objective."""
         return 0.0
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
     def _take(self, problem: Problem, data: Data, state: DescentState) -> tuple[Array, Array, Host]:
-        """Inputs and targets of this step, and the rest of the epoch."""
+        """Inputs and targets of this step, and the remaining samples of the epoch."""
         n = data.inputs.shape[0]
         if self.online:
             assert data.fresh is not None
@@ -283,7 +283,7 @@ class Descent(Algorithm):
         return inputs, xp.take(state.targets, chosen, axis=0), order[size:]
 
     def _channel(self, problem: Problem, progress: float) -> tuple[Any, list[str]]:
-        """The channel to differentiate, and warnings."""
+        """The channel to differentiate, with warnings."""
         notes = ["online: every step drew fresh samples; the row is at the sample ratio of all of them"] * self.online
         if problem.channel.vjp is not None:
             return problem.channel, notes
@@ -305,11 +305,11 @@ class Descent(Algorithm):
 
 
 def _component_axes(problem: Problem, data: Data) -> tuple[int, ...]:
-    """Axes of one component, of the signal, (D,) or (D, D), as of the factor, (D,) or (D, width)."""
+    """Axes of one component in the signal, (D,) or (D, D), and in the factor, (D,) or (D, width)."""
     return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
 
 
 def _on_sphere(factor: Array, axes: tuple[int, ...]) -> Array:
-    """Every component scaled to the norm of iid N(0, 1) entries."""
+    """Scale every component to the norm of iid N(0, 1) entries."""
     xp = namespace(factor)
     return factor / xp.sqrt(xp.mean(factor * factor, axis=axes, keepdims=True))

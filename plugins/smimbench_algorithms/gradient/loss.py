@@ -20,12 +20,12 @@ NARROW = 0.75
 
 
 def fitting_loss(problem: Problem) -> str:
-    """Cross-entropy where labels are probabilities, the squared distance elsewhere."""
+    """Name of the loss that suits the labels: cross-entropy for probabilities, else the squared distance."""
     return "cross-entropy" if gives_probabilities(problem) else "squared"
 
 
 class LossGradient(NamedTuple):
-    """Loss summed over samples, one number per student, and its gradient with respect to the factor."""
+    """The loss summed over samples, one number per student, and its gradient with respect to the factor."""
 
     loss: Array
     gradient: Array
@@ -41,7 +41,7 @@ def loss_gradient(
     loss: str = "squared",
     signal: Array | None = None,
 ) -> LossGradient:
-    r"""Loss ``L = sum_mu l(f(z_mu), t_mu)`` and its gradient.
+    r"""Compute the loss ``L = sum_mu l(f(z_mu), t_mu)`` and its gradient.
 
     ``f`` is the noiseless output that a user would measure (probabilities for softmax), ``t`` the same of the label,
     ``l`` the squared distance or ``- sum t log f``. The chain is: channel ``vjp`` to the latents, transpose of the
@@ -121,7 +121,7 @@ def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Ar
 
 
 class _Tempered(Channel):
-    """A softmax channel whose latents are multiplied by a factor: its temperature."""
+    """A softmax channel whose latents are multiplied by an inverse temperature."""
 
     def __init__(self, channel: Any, factor: float) -> None:
         self.channel, self.factor = channel, factor

@@ -1,4 +1,4 @@
-r"""Online descent for signals of low rank: closed equations of the overlaps in the limit, and their law at finite D.
+r"""Online gradient descent for low-rank signals: closed equations of the overlaps in the limit, and their law at finite D.
 
 A step of ``sgd`` on B fresh samples moves the student W (P, D) by
 
@@ -67,12 +67,12 @@ class Diverges(ValueError):
 
 
 class TooLong(ValueError):
-    """There are too many steps to solve within a minute."""
+    """Solving the equations would take more than a minute, because there are too many steps."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How the student moves.
+    """Update rule of the student: learning rate, momentum, decay and constraint.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Path(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[int], gram: Host, P: int) -> Path:
-        """From Gram matrices (sets, steps, starts, R, R) of teacher, student and anything else."""
+        """Overlaps from Gram matrices (sets, steps, starts, R, R) of teacher, student and further vectors."""
         teacher, student = slice(0, P), slice(P, 2 * P)
         truth, cross, own = (gram[..., a, b] for a, b in ((teacher, teacher), (student, teacher), (student, student)))
         return cls(np.asarray(steps), truth, cross, own)
@@ -148,7 +148,7 @@ def gram_after(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Hos
 
 
 def follow(after: Callable[[Host, int], Host], gram: Host, P: int, wanted: Sequence[int], least: float) -> Path:
-    """Iterate Gram matrices (sets, starts, R, R); NaN from where on one has diverged.
+    """Iterate Gram matrices (sets, starts, R, R); they are NaN from where one has diverged.
 
     Raises
     ------
@@ -173,12 +173,12 @@ def follow(after: Callable[[Host, int], Host], gram: Host, P: int, wanted: Seque
 
 
 def price(problem: Problem, loss: str, steps: int, starts: int) -> float:
-    """Latents that cost as much as making all steps one by one; a step costs 500 latents on top."""
+    """Cost of computing all steps one by one, in numbers of latents; a step costs 500 latents of overhead."""
     return steps * (starts * latents_of_a_step(problem, loss) + 500)
 
 
 def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], wanted: Sequence[int]) -> Path:
-    """Overlaps after some numbers of steps by the closed equations, from fewer points where there are many steps.
+    """Overlaps at given steps by the closed equations, interpolated from fewer points if there are many steps.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], w
     fields, R = local_fields(problem, loss, begin[:, :P, :P], points), begin.shape[-1]
 
     def after(gram: Host, step: int) -> Host:
-        """Coordinates: the vectors before, and noise that is orthogonal to them."""
+        """Coordinates of the student after a step, in terms of the previous vectors and of noise orthogonal to them."""
         found = fields(gram[..., P : 2 * P, :P], gram[..., P : 2 * P, P : 2 * P])
         gradient = np.zeros((*gram.shape[:-2], P, R + P))
         gradient[..., :P], gradient[..., P : 2 * P] = found.on_teacher, found.on_student
@@ -219,7 +219,7 @@ def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], w
 
 
 def affordable(problem: Problem, steps: int, batch: int, starts: int, dimension: int) -> int:
-    """Draws of every start that time allows; 0 where they are too few to estimate their error."""
+    """Number of draws per start that the time limit allows; 0 if too few to estimate their error."""
     (fewest, most), sets = online_fields.ACCURACY.draws, online_fields.ACCURACY.sets
     a_draw = batch * problem.components * problem.model.sites
     within = (online_fields.ACCURACY.draw_latents / steps - 1000) / (
@@ -240,7 +240,7 @@ def draw_paths(
     batch: int,
     dimension: int,
 ) -> Path:
-    """Overlaps after some numbers of steps, of several draws from every start (the first axis of the path); see ``solve``.
+    """Random overlaps at given steps, several draws for every start (first axis of the path); see ``solve``.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def draw_paths(
     rng, n = monte_carlo_rng("online descent: draws", dimension, batch), draws * count
 
     def after(gram: Host, step: int) -> Host:
-        """Coordinates: an orthonormal frame of the vectors before, and P new directions for the rest of the gradient."""
+        """Coordinates of the student after a step: a frame of the previous vectors, and P new directions for the gradient."""
         frame = _triangle(gram.reshape(n, R, R))
         u = rng.standard_normal((n, R, B * C))
         fields = frame[:, : 2 * P] @ u
@@ -275,7 +275,7 @@ def draw_paths(
 
 
 def _triangle(gram: Host) -> Host:
-    """Triangular roots (..., R, R) of Gram matrices; a vector that depends on those before it has no direction of its own."""
+    """Triangular roots (..., R, R) of Gram matrices; a linearly dependent vector gets no new direction."""
     root = np.zeros_like(gram)
     for k in range(gram.shape[-1]):
         left = gram[..., k:, k] - np.einsum("...ij,...j->...i", root[..., k:, :k], root[..., k, :k])

@@ -1,4 +1,4 @@
-r"""Averages over the local fields of online descent: the mean gradient of a batch, and its square.
+r"""Averages over the local fields of online descent: the mean gradient of a batch and its mean square.
 
 Fresh inputs are independent of the student, so the fields ``(z, z*)`` of student and teacher are Gaussian with the overlaps as
 covariance. They are made of white ones, the teacher's first, so that averages are smooth functions of the overlaps and labels of
@@ -27,7 +27,7 @@ from smimbench_algorithms.least_squares import noise_of_identity
 
 
 class Accuracy(NamedTuple):
-    """Numerical choices of the theory of online descent; latents are counted as a measure of time.
+    """Numerical settings of the theory of online descent; time is measured in latents.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ ACCURACY = Accuracy()
 
 
 class LocalFields(NamedTuple):
-    """The mean gradient, ``on_teacher W* + on_student W``, and ``square = E sum_c g_c g_c^T`` (sets, starts, P, P)."""
+    """Mean gradient, ``on_teacher W* + on_student W``, and ``square = E sum_c g_c g_c^T`` (sets, starts, P, P)."""
 
     on_teacher: Host
     on_student: Host
@@ -87,9 +87,7 @@ class LocalFields(NamedTuple):
 
 
 class _Points(NamedTuple):
-    """White fields ``u`` (n, 2 P, C) and weights, in ``copies`` (1 or 2) equal parts that share their labels: the second is the
-    first with ``u_2`` mirrored.
-    """
+    """White fields ``u`` (n, 2 P, C) and weights, in one part or in two that share labels (the second has ``u_2`` mirrored)."""
 
     fields: Host
     weights: Host
@@ -99,7 +97,7 @@ class _Points(NamedTuple):
 def local_fields(
     problem: Problem, loss: str, truth: Host, points: int | None = None
 ) -> Callable[[Host, Host], LocalFields]:
-    """Mean effect of a batch on a student, for teachers of given overlaps.
+    """Mean effect of a batch on a student, as a function of the overlaps.
 
     Parameters
     ----------
@@ -121,28 +119,28 @@ def local_fields(
     rest, toward = truth + float(noise.mean()) * one, 2.0 * sites * one
 
     def fields(cross: Host, own: Host) -> LocalFields:
-        """``g = 2 (z - z* - noise)``."""
+        """Local fields of linear labels, ``g = 2 (z - z* - noise)``, in closed form."""
         return LocalFields(-toward, toward, 4 * sites * (own - cross - turned(cross) + rest))
 
     return fields
 
 
 def evaluations(problem: Problem, loss: str) -> int:
-    """Number of independent evaluations of the expectations: one where they are closed."""
+    """Number of independent evaluations of the expectations; one if they have a closed form."""
     if loss == "squared" and noise_of_identity(problem) is not None:
         return 1
     return len(_counts(problem, ACCURACY.points))
 
 
 def latents_of_a_step(problem: Problem, loss: str) -> float:
-    """Latents of one evaluation of the fields for one start: 0 where they are closed."""
+    """Number of latents used to evaluate the fields once for one start; 0 if they have a closed form."""
     if evaluations(problem, loss) == 1:
         return 0.0
     return float(problem.components * problem.model.sites * sum(_counts(problem, ACCURACY.points)))
 
 
 class _SampledFields:
-    """Weighted sums over points; see ``local_fields``."""
+    """Local fields as weighted sums over points; see ``local_fields``."""
 
     def __init__(self, problem: Problem, loss: str, truth: Host, points: int) -> None:
         self.channel: Any = problem.channel
@@ -161,7 +159,7 @@ class _SampledFields:
         return LocalFields((along[..., : self.P] - on_student @ mixing) @ self.inverse, on_student, square)
 
     def _averages(self, both: Host, points: _Points, mean: Host, noise: Host | None) -> tuple[Host, Host]:
-        """``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` of one set of points."""
+        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` from one set of points."""
         starts, P, C = len(both), self.P, self.C
         u = points.fields.transpose(1, 0, 2).reshape(2 * P, -1)
         z = (both @ u).reshape(starts, P, -1, C).swapaxes(1, 2).reshape(-1, P, C)
@@ -172,7 +170,7 @@ class _SampledFields:
             return np.asarray(loss_of(np, self.loss, output, label.reshape(output.shape))[1])
 
         def rows(cotangent: Host) -> Host:
-            """The gradient with respect to the latents (starts, P, points and sites)."""
+            """Gradient with respect to the latents (starts, P, points and sites)."""
             g = np.asarray(self.channel.vjp(z, cotangent))
             return g.reshape(starts, -1, P, C).swapaxes(1, 2).reshape(starts, P, -1)
 
@@ -185,8 +183,8 @@ class _SampledFields:
         return g @ (u * weight).T, square
 
     def _labels(self, points: _Points, index: int) -> tuple[Host, Host | None]:
-        """Mean label (starts, points, ...) of the first copy of the points, and a vector whose square is the covariance of the
-        labels: its root times random signs (None: no noise).
+        """Mean labels (starts, points, ...) of the first part of the points, and random vectors with the labels' noise
+        covariance (None without noise).
         """
         first = points.fields[: len(points.fields) // points.copies]
         truth = np.einsum("kij,njc->knic", self.root, first[:, : self.P])
@@ -216,7 +214,7 @@ class _SampledFields:
 
 
 def _noisy(channel: Any, P: int, C: int) -> bool:
-    """Whether labels of the same latents differ between draws."""
+    """Whether repeated labels of the same latents differ."""
     z = monte_carlo_rng("online descent: latents").standard_normal((64, P, C))
     one, two = (
         np.asarray(observable(channel, channel.forward(z, rng=monte_carlo_rng("online descent: is there noise", draw))))
@@ -226,7 +224,7 @@ def _noisy(channel: Any, P: int, C: int) -> bool:
 
 
 def _counts(problem: Problem, points: int) -> list[int]:
-    """Number of points of every set, for so many per latent; a single latent without noise has Gauss rules instead."""
+    """Number of points of every set, from the number per latent; a single latent without noise uses Gauss rules instead."""
     size = problem.components * problem.model.sites
     if size == 1 and not _noisy(problem.channel, 1, 1):
         return [count**2 for count in ACCURACY.nodes]
@@ -254,11 +252,11 @@ def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
 
 
 def _root(matrix: Host) -> tuple[Host, Host]:
-    """Symmetric root (..., P, P) and its inverse, 0 along directions that are absent."""
+    """Symmetric root (..., P, P) and its inverse, with 0 along directions of zero eigenvalue."""
     root = np.asarray(symmetric_root(matrix))
     return root, np.linalg.pinv(root, rcond=1e-5, hermitian=True)
 
 
 def turned(matrix: Host) -> Host:
-    """Transposed matrices (..., P, R)."""
+    """Transpose of matrices (..., P, R)."""
     return np.swapaxes(matrix, -1, -2)

@@ -1,4 +1,4 @@
-"""Theory of online ``sgd``: from its parameters and starts to a point of theory with a trajectory."""
+"""Theory of online ``sgd``: the prediction with its trajectory, from parameters and initial states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smimbench_algorithms.gradient.online_fields import evaluations
 
 
 def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-    """A point with its trajectory, or in words why there is none."""
+    """Prediction for online ``sgd`` with its trajectory, or the reason why there is none."""
     D = conditions.dimension
     if problem.model.rank != "low":
         return "online descent on matrices of extensive rank has no closed equations here"
@@ -84,7 +84,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
 
 
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
-    """Overlaps at the end: for every evaluation those of all starts, without draws that have diverged."""
+    """Overlaps at the end of a run, for every evaluation and all starts, without draws that diverged."""
     sets, _, starts = path.cross.shape[:3]
     found = [
         [Overlaps(path.truth[k, -1, i], path.cross[k, -1, i], path.own[k, -1, i]) for i in range(starts)]
@@ -95,7 +95,7 @@ def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
 
 
 def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) -> str:
-    """How the equations were solved, with a note where chance at the start matters."""
+    """How the equations were solved, with a note where randomness of the start matters."""
     sets = len(path.cross)
     how = "closed form" if sets == 1 else "quadrature" if sets == len(online_fields.ACCURACY.nodes) else "Monte Carlo"
     small = 5.0 / np.sqrt(D)
@@ -105,7 +105,7 @@ def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) ->
 
 
 def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: int) -> list[Any]:
-    """Error of a ratio of mean overlaps as the mean of the ratios: from draws, or its order in 1/D."""
+    """Error from taking a ratio of mean overlaps instead of the mean ratio: from draws, or its order in 1/D."""
     value = np.asarray(means[name])
     if drawn is None:
         return list((3.0 * (1 - (value**2 if name == "cosine" else value)) / D).tolist())
@@ -113,7 +113,7 @@ def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | No
 
 
 def _typical_starts(problem: Problem, D: int, spherical: bool) -> list[Overlaps]:
-    """Starts of runs at this size: a signal, and an independent draw of its factor."""
+    """Initial overlaps of typical runs at this size: a signal, and an independent draw of its factor."""
     P = problem.components
     prior: Any = problem.prior
     rng = monte_carlo_rng("online descent: typical starts", D)
@@ -129,7 +129,7 @@ def _typical_starts(problem: Problem, D: int, spherical: bool) -> list[Overlaps]
 
 
 def _online_trajectory(problem: Problem, path: Path, batch: int) -> dict[str, Any]:
-    """Means over starts and evaluations, with the standard error over evaluations."""
+    """Trajectory averaged over starts and evaluations, with the standard error over evaluations."""
     sets = len(path.cross)
     P = problem.components
     # Evaluations, steps, starts: as many as there are, in one batch.

@@ -1,4 +1,4 @@
-"""Nuclear-norm regression on the matrix of an attention-indexed model, for labels that are linear in it."""
+"""Nuclear-norm regression on the matrix of an attention-indexed model, for labels that are linear in the matrix."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
 
 
 class NuclearState(NamedTuple):
-    """Accelerated proximal gradient: estimate, extrapolated point, momentum counter; and constants of the run."""
+    """State of accelerated proximal gradient: estimate, extrapolated point, momentum counter; and constants of the run."""
 
     estimate: Array
     point: Array
@@ -87,13 +87,13 @@ class Nuclear(LinearRegression):
         require(self, "regularisation", fits, "a number > 0, 'validation' or 'optimal'")
 
     def refuses(self, problem: Problem) -> str | None:
-        """Labels that are not linear in the signal; for the best penalty, a prior without a theory."""
+        """Reason why a problem cannot be solved (labels not linear; for the best penalty, a prior without theory), or None."""
         if self.regularisation == "optimal" and (why := no_theory(problem)):
             return f"regularisation = 'optimal' needs a theory: {why}"
         return super().refuses(problem)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> NuclearState:
-        """The prior mean; with validation, the choice of tau."""
+        """Initial state at the prior mean; with validation, tau is chosen first."""
         linear, note = self.observed(problem)
         xp = namespace(data.inputs)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
@@ -117,11 +117,11 @@ class Nuclear(LinearRegression):
         return new._replace(gap=gap), Info(residual=math.sqrt(max(gap - rounding, 0.0)), warning=state.note)
 
     def estimate(self, state: NuclearState) -> Array:
-        """The matrix."""
+        """The current matrix estimate."""
         return state.estimate
 
     def findings(self, state: NuclearState) -> dict[str, Any]:
-        """The penalty, a bound of the relative distance of the objective from its minimum, and the spectrum."""
+        """The penalty, an upper bound of the objective's relative distance from its minimum, and the spectrum."""
         values = namespace(state.estimate).linalg.eigvalsh(symmetric(state.estimate))
         return {
             "regularisation": [state.threshold],
@@ -130,7 +130,7 @@ class Nuclear(LinearRegression):
         }
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
-        """The minimum in the limit, with its penalty; or in words, why there is no theory."""
+        """Prediction for the minimum in the limit, with its penalty, or the reason why there is no theory."""
         if self.regularisation == "validation":
             return "its penalty is chosen by validation on held-out samples, which has no theory; give a number, or 'optimal'"
         if why := no_theory(problem):
@@ -151,7 +151,7 @@ class Nuclear(LinearRegression):
         return replace(point, more=point.more | more)
 
     def _proximal(self, state: NuclearState) -> tuple[NuclearState, Array]:
-        """A step, and its relative length."""
+        """One proximal gradient step, and its relative length."""
         xp = namespace(state.point)
         slope, _ = state.squares.normal(state.point, targets=True)
         threshold = state.threshold / state.lipschitz
@@ -177,7 +177,8 @@ class Nuclear(LinearRegression):
         return moved, residual
 
     def _duality_gap(self, estimate: Array, slope: Array, state: NuclearState) -> tuple[float, float]:
-        r"""``(primal - dual) / primal`` of an estimate, from the slope G of the loss there, and how much of it may be rounding.
+        r"""Duality gap ``(primal - dual) / primal`` of an estimate, from the loss gradient G, and its possible rounding
+        error.
 
         The residuals times ``s = min(1, tau / |G|)`` are feasible for the dual problem, whose value is below the minimum:
         ``gap = (1 - s)^2 loss + tau |S|_* - s <G, S>``.
@@ -198,7 +199,7 @@ class Nuclear(LinearRegression):
         return (gap / primal, rounding / primal) if primal > 0 else (0.0, 0.0)
 
     def _validated(self, problem: Problem, data: Data, linear: Linear, start: Array, rng: np.random.Generator) -> float:
-        """The tau with the smallest error on held-out samples, along a path from large to small."""
+        """Penalty tau with the smallest error on held-out samples, along a path from large to small."""
         xp = namespace(data.inputs)
         fit, rest = LinearRegression.held_out(problem, data, linear)
         slope, _ = fit.normal(xp.zeros_like(start), targets=True)

@@ -1,4 +1,4 @@
-r"""Nuclear-norm regression in the limit: the fixed point of its state evolution, its best penalty, and perfect recovery.
+r"""Nuclear-norm regression in the limit: state-evolution fixed point, best penalty, and perfect recovery.
 
 .. math:: \min_S \; \tfrac{1}{d} \sum_\mu \sum_k w_k (t_{\mu k} - (A S)_{\mu k})^2 + \tau |S|_*, \qquad S = S^T \; (\succeq 0)
 
@@ -39,7 +39,7 @@ from smimbench_algorithms.least_squares import SAME, Linear, seen_by_labels
 
 
 class Shrunk(NamedTuple):
-    """The denoiser in the limit.
+    """Properties of the shrunk matrix f(R) in the limit: error, overlap, norms, degrees of freedom, rank.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ def shrink(x: Array, threshold: float, positive: bool) -> Array:
 
 
 def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk:
-    r"""The denoiser of ``R = S + sqrt(noise) Z``, noise > 0, for a prior whose ``law`` has ``spectral_means``.
+    r"""Shrinkage denoiser of ``R = S + sqrt(noise) Z``, noise > 0, for a prior whose ``law`` has ``spectral_means``.
 
     The proximal map of ``theta |S|_*`` keeps the eigenvectors of R and moves its eigenvalues towards zero by theta,
 
@@ -98,7 +98,7 @@ def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk
 
 
 def shrunk_spectrum(prior: Any, noise: float, threshold: float, positive: bool) -> dict[str, Any]:
-    """Spectrum of f(R): ``mass`` between 61 neighbouring ``edges`` without that of the zeros, and the ``zeros``."""
+    """Spectrum of the denoised matrix f(R): ``mass`` between 61 ``edges``, and separately the mass of ``zeros``."""
     top = spectral_end(prior, noise, 1) - threshold
     bottom = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
     ends = np.linspace(min(bottom, 0.0), max(top, 1e-3), 61)
@@ -133,7 +133,7 @@ def spectral_end(prior: Any, noise: float, sign: int) -> float:
 
 
 def null_eigenvalues(prior: Any) -> float:
-    """Fraction of the eigenvalues of S that are zero: those within a tiny noise."""
+    """Fraction of zero eigenvalues of S, counted as those hidden by a tiny noise."""
     noise = 1e-18
     size = 3 * math.sqrt(noise)
 
@@ -153,18 +153,18 @@ error is about 0.3% above its least value."""
 
 @dataclass(frozen=True)
 class Observations:
-    """Linear observations of a sample: ``weights`` and ``noise`` (k,), ``c = kappa alpha``."""
+    """Linear observations made by a sample: ``weights`` and ``noise`` (k,), ``c = kappa alpha``."""
 
     weights: Host
     noise: Host
     c: float
 
     def stiffness(self, v: float) -> float:
-        """``Qhat`` at susceptibility v."""
+        """Effective information ``Qhat`` at susceptibility v."""
         return float(self.c * (self.weights / (1 + v * self.weights)).sum())
 
     def susceptibility(self, freedom: float) -> float:
-        """V with ``v Qhat(v) = freedom``; infinite where there are fewer observations than degrees of freedom."""
+        """Susceptibility v with ``v Qhat(v) = freedom``; infinite with fewer observations than degrees of freedom."""
         from scipy.optimize import brentq
 
         size = len(self.weights)
@@ -180,7 +180,7 @@ class Observations:
         return float(brentq(lambda v: v * self.stiffness(v) - freedom, low, high, xtol=1e-300, rtol=1e-14))
 
     def spread(self, error: float, v: float) -> float:
-        """``Delta`` at error E and susceptibility v, finite also for infinite v."""
+        """Effective noise ``Delta`` at error E and susceptibility v, finite also for infinite v."""
         if math.isinf(v):
             parts, total = np.ones_like(self.weights), self.c * len(self.weights)
         else:
@@ -191,7 +191,7 @@ class Observations:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Noise Delta, threshold theta and susceptibility v at which the equations hold, and what the estimate is like there.
+    """Solution of state evolution: noise Delta, threshold theta, susceptibility v, and properties of the estimate.
 
     ``fit`` is the loss that remains, ``sum_mu sum_k w_k r^2 / d^2``.
     """
@@ -204,17 +204,17 @@ class FixedPoint:
 
     @property
     def uncertain(self) -> float:
-        """Numerical error of the error: that of the solver, and of the means over the spectrum."""
+        """Numerical error of the predicted error, from the solver and from the means over the spectrum."""
         return 1e-8 * self.error + self.estimate.uncertain
 
     @property
     def error(self) -> float:
-        """``|S_hat - S|_F^2 / D``."""
+        """Predicted error ``|S_hat - S|_F^2 / D``."""
         return self.estimate.error
 
 
 def no_theory(problem: Problem) -> str | None:
-    """Why there is no theory of nuclear-norm regression for this problem, or None."""
+    """Reason why there is no theory of nuclear-norm regression for this problem, or None."""
     if problem.model.rank == "low" or problem.components != 1:
         return "it is for attention-indexed models of one component"
     if problem.prior.law.spectral_means is None:
@@ -241,7 +241,7 @@ def minimum_point(problem: Problem, alpha: float, found: FixedPoint, positive: b
 
 
 def observations(problem: Problem, linear: Linear, alpha: float) -> Observations:
-    """Observations of labels that are linear in the signal, with the weights of ``LeastSquares``."""
+    """Observations made by labels linear in the signal, with the weights of ``LeastSquares``."""
     least = float(linear.noise.min())
     weights = np.ones_like(linear.noise) if least == 0 else least / linear.noise
     return Observations(weights, linear.noise, problem.model.kappa * alpha)
@@ -250,7 +250,7 @@ def observations(problem: Problem, linear: Linear, alpha: float) -> Observations
 def fixed_point(
     prior: Any, seen: Observations, penalty: float, positive: bool, near: FixedPoint | None = None
 ) -> FixedPoint:
-    r"""State evolution at penalty tau >= 0; 0 is the limit of a vanishing penalty.
+    r"""Fixed point of state evolution at penalty tau >= 0; 0 means the limit of a vanishing penalty.
 
     At tau = 0 the estimate is the one of least nuclear norm among those of least loss. For a given Delta the threshold is
     unique, because ``theta Qhat`` increases with theta; then Delta is the root of ``Delta - c sum (...) / Qhat^2``. ``near``, the
@@ -302,7 +302,7 @@ def _point(seen: Observations, noise: float, threshold: float, v: float, found: 
 def _fixed_point_close_by(
     prior: Any, seen: Observations, penalty: float, positive: bool, near: FixedPoint
 ) -> FixedPoint | None:
-    """The fixed point by Powell's method in ``log Delta`` and ``log theta`` from one close by; None where that fails."""
+    """Fixed point by Powell's method in ``log Delta`` and ``log theta``, started at a nearby one; None if it fails."""
     from scipy.optimize import root
 
     def at(x: Host) -> tuple[float, float, float, Shrunk]:
@@ -323,7 +323,7 @@ def _fixed_point_close_by(
 
 
 def _theta_of_penalty(prior: Any, seen: Observations, noise: float, penalty: float, positive: bool) -> float:
-    """Theta with ``theta Qhat(theta) = tau`` at given noise; without a penalty the least one that labels can resolve."""
+    """Threshold theta with ``theta Qhat(theta) = tau`` at given noise; for tau = 0 the least that labels can resolve."""
     from scipy.optimize import brentq
 
     available = seen.c * len(seen.weights)
@@ -345,14 +345,14 @@ def _theta_of_penalty(prior: Any, seen: Observations, noise: float, penalty: flo
 
 
 def vanishing_penalty(prior: Any, seen: Observations, positive: bool) -> float:
-    """Smallest tau for which the estimate is zero: the end of the spectrum of ``Qhat (S + sqrt(Delta) Z)`` there."""
+    """Smallest tau for which the estimate is zero, at the edge of the spectrum of ``Qhat (S + sqrt(Delta) Z)``."""
     noise = seen.spread(float(prior.second_moment(1)[0, 0]), 0.0)
     ends = [spectral_end(prior, noise, sign) for sign in ((1,) if positive else (1, -1))]
     return max(*ends, 0.0) * seen.stiffness(0.0)
 
 
 def best_penalty(prior: Any, seen: Observations, positive: bool) -> tuple[float, FixedPoint]:
-    """Tau of the least error, and the fixed point there; ``SMALLEST`` where a vanishing penalty is best."""
+    """Penalty tau with the smallest error, and the fixed point there; ``SMALLEST`` where a vanishing penalty is best."""
     from scipy.optimize import minimize_scalar
 
     largest = vanishing_penalty(prior, seen, positive)
@@ -400,7 +400,7 @@ def perfect_recovery(prior: Any, observations: int, kappa: float, positive: bool
 
 
 def label_observations(problem: Problem, alpha: float) -> Observations | str:
-    """Observations with the weights that the squared error of the label gives them, or why it is not of that kind.
+    """Observations weighted as in the squared error of the label, or the reason why it has no such form.
 
     The label has to be linear in the latents, one entry for each: ``y_c = b_c z_c + noise``; the weight is ``b_c^2``.
     """
@@ -422,7 +422,7 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
 def wide_factor_point(
     problem: Problem, alpha: float, decay: float, dimension: int | None, width: int | None
 ) -> AlgorithmPrediction | str:
-    r"""The minimum of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]`` in the limit, or in words why there is no theory of it.
+    r"""Minimum of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]`` in the limit, or why there is no theory of it.
 
     For ``S = s W W^T`` the squared norm of the factor is a trace, ``|W|^2 = tr(S) / s``: with a loss that is convex in S and a
     factor at least as wide as the rank of the minimum, every local minimum in W is the minimum over matrices ``S >= 0`` with the

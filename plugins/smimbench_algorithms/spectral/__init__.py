@@ -1,5 +1,5 @@
-"""The algorithm ``spectral``: eigenvectors of linearised message passing (low rank), or one denoised step of it
-(extensive rank).
+"""The algorithm ``spectral``: eigenvectors of linearized message passing (low rank), or one message-passing step (extensive
+rank).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
 
 
 def first_order(problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None) -> Denoised:
-    r"""One step of message passing, denoised by the prior: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
+    r"""One step of message passing from a start S_0, denoised by the prior: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
 
     Where the prior has it, by the ``continued`` denoiser. With a few samples a direction the largest eigenvalues of the step lie
     outside the bulk by chance; taken for spikes of the signal, they would make the error at D = 40 a fifth larger.
@@ -90,7 +90,7 @@ def first_order_theory(problem: Problem, alpha: float, origin: str) -> tuple[Hos
 
 
 class SpectralState(NamedTuple):
-    """The estimate, the source of random first vectors, and the outliers found (low rank)."""
+    """State: the estimate, the random generator for initial vectors, and the outliers found (low rank)."""
 
     estimate: Array
     rng: np.random.Generator
@@ -99,7 +99,7 @@ class SpectralState(NamedTuple):
 
 @dataclass(frozen=True)
 class Spectral(Algorithm):
-    r"""Leading eigenvectors of linearised message passing, or its first step.
+    r"""Leading eigenvectors of linearized message passing, or its first step.
 
     Low rank: the leading eigenvector (one per component) of
 
@@ -146,7 +146,7 @@ class Spectral(Algorithm):
             require(self, "regularisation", self.kind != "asymmetric", "left out with kind = 'asymmetric'")
 
     def refuses(self, problem: Problem) -> str | None:
-        """Parameters of the other kind of model."""
+        """Reason why a parameter belongs to the other kind of model, or None."""
         if problem.model.rank == "low":
             if self.origin is not None:
                 return "origin applies to attention-indexed models only; remove it"
@@ -157,20 +157,20 @@ class Spectral(Algorithm):
         return None
 
     def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
-        """A start for iterative algorithms: the spectral estimate with its error, or the first step from the prior mean."""
+        """Start for iterative algorithms: the spectral estimate with its error, or the first step from the prior mean."""
         if problem.model.rank == "low":
             found = spectral_estimate(problem, data, rng, *self._low_rank())
             return Start(found.estimate, found.V)
         return Start(*first_order(problem, data, self.origin or ORIGINS[0], rng))
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> SpectralState:
-        """The prior mean."""
+        """Initial state at the prior mean."""
         xp = namespace(data.inputs)
         mean = problem.prior.mean(problem.components, data.dimension)
         return SpectralState(xp.asarray(mean, **matching(data.inputs)), rng)
 
     def step(self, problem: Problem, data: Data, state: SpectralState) -> tuple[SpectralState, Info]:
-        """The whole computation; there is nothing to iterate, so the residual is 0."""
+        """Compute the whole estimate in one step, with residual 0."""
         n = data.inputs.shape[0]
         if problem.model.rank == "low":
             found = spectral_estimate(problem, data, state.rng, *self._low_rank())
@@ -181,19 +181,19 @@ class Spectral(Algorithm):
         return SpectralState(estimate, state.rng), Info(residual=0.0, samples=n)
 
     def estimate(self, state: SpectralState) -> Array:
-        """The estimate."""
+        """The spectral estimate."""
         return state.estimate
 
     def plan(self, data: Data) -> Plan:
-        """Extensive rank: one pass over the inputs. Low rank: the eigensolver decides how often it reads them."""
+        """Plan of one pass over the inputs (extensive rank), or of as many as the eigensolver needs (low rank)."""
         return Plan(1, cost=lambda problem, data: None if problem.model.rank == "low" else problem.pass_cost(data))
 
     def findings(self, state: SpectralState) -> dict[str, list[float | None]]:
-        """Eigenvalue of every eigenvector used, strongest first; None where the matrix has no real outlier."""
+        """Eigenvalues of the eigenvectors used, strongest first; None where the matrix has no real outlier."""
         return {"leading_eigenvalues": list(state.outliers)} if state.outliers else {}
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction:
-        """Theory of this estimate as D goes to infinity.
+        """Theory of the spectral estimate as D goes to infinity.
 
         Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """

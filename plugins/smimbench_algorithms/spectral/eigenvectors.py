@@ -1,4 +1,4 @@
-"""Estimates of a signal of low rank from the leading eigenvectors of linearized message passing: one component at a time."""
+"""Estimates of a low-rank signal from the leading eigenvectors of linearized message passing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RIGHTMOST = 8
 
 
 class SpectralEstimate(NamedTuple):
-    """Estimate (P, D), the error V (P, P) that theory predicts for it, and remarks.
+    """Spectral estimate (P, D), the error V (P, P) that theory predicts for it, and remarks.
 
     ``outliers`` are those of the matrix that was asked for, None where it has no real one.
     """
@@ -115,7 +115,7 @@ def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
 
 
 def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
-    """``adjoint(E[z | y])`` at the prior mean: knows signs where the labels do."""
+    """Vector ``adjoint(E[z | y])`` at the prior mean, which gives the signs of components where labels depend on them."""
     xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
     total = xp.zeros((P, data.dimension), **place)
     V = xp.asarray(problem.prior.second_moment(P), **place)
@@ -129,7 +129,7 @@ def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array
 
 
 class LinearisedMatrices:
-    """T and K as linear operators, for one direction of the components or for all of them.
+    """The matrices T and K of linearized message passing as linear operators, for one direction or all components.
 
     Only the weights (n, k, C, k, C) and latents (n, k, C) are held; a product reads the inputs chunk by chunk.
     """

@@ -1,4 +1,4 @@
-r"""The limit of the eigenvectors of linearized message passing for signals of low rank: modes, outliers and overlaps.
+r"""Limit of the eigenvectors of linearized message passing for low-rank signals: modes, outliers and overlaps.
 
 With ``M_mu = E[z z^T | y_mu]`` at ``omega = 0, V = I`` and ``G_mu = M_mu - I`` (both act on components times sites),
 the posterior of the signal in the Gaussian approximation that ``M`` suggests has the precision ``I - T``,
@@ -59,7 +59,7 @@ POINTS = 2**11
 
 
 def why_not(problem: Problem) -> str | None:
-    """Why the matrices of linearised message passing do not fit a low-rank problem, or None."""
+    """Reason why linearized message passing does not apply to a low-rank problem, or None."""
     second, known = prior_moments(problem)
     if np.abs(known).max() > 1e-9 * np.abs(second).max():
         return "the low-rank matrices are linearised around zero, and this prior has a mean that is not zero; use gamp"
@@ -73,7 +73,7 @@ def second_moment_root(problem: Problem) -> Host:
 
 
 def label_matrices(channel: Any, labels: Array, root: Host, C: int, rng: np.random.Generator, like: Array) -> Array:
-    """``G`` (n, P, C, P, C) of labels, computed where ``like`` lives, for components of unit second moment."""
+    """Matrices ``G`` (n, P, C, P, C) of labels, on the device of ``like``, for components of unit second moment."""
     xp, place, P = namespace(like), matching(like), len(root)
     omega = xp.zeros((labels.shape[0], P, C), **place)
     V = xp.asarray(root @ root, **place)
@@ -120,7 +120,7 @@ class Mode:
 
     @property
     def scale(self) -> float:
-        """Norm per ``sqrt(D)`` of the estimate with the smallest squared error, ``tr A``."""
+        """Norm per ``sqrt(D)`` of the rescaled eigenvector with the smallest squared error, ``tr A``."""
         return max(float(np.trace(self.A)), 0.0)
 
 
@@ -199,7 +199,7 @@ def _sampled_labels(keyed: Named[Problem]) -> Host:
 
 @functools.lru_cache(maxsize=8)
 def _common_basis(keyed: Named[Problem]) -> Host | None:
-    """Rows e_k that diagonalise all G in the space of components, or None if there are none."""
+    """Rows e_k that diagonalize all G in the space of components, or None if there is no such basis."""
     G = _sampled_labels(keyed)[0]
     P = G.shape[1]
     if P == 1:
@@ -240,7 +240,7 @@ def _solve_modes(
 
 
 def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: float) -> Mode:
-    """The mode of one common eigenvector e: everything depends on the eigenvalues of ``e^T G e`` (C, C)."""
+    """Mode of one common eigenvector e, computed from the eigenvalues of ``e^T G e`` (C, C)."""
     block = along_direction(G, e)[:, 0, :, 0]
     g = np.linalg.eigvalsh(symmetric(block))
 
@@ -279,14 +279,14 @@ def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: fl
 
 
 def along_direction(G: Array, e: Array) -> Array:
-    """``e^T G e`` (n, 1, C, 1, C)."""
+    """Matrices G along one direction e: ``e^T G e`` (n, 1, C, 1, C)."""
     xp = namespace(G)
     left = xp.sum(G * e[None, :, None, None, None], axis=1, keepdims=True)
     return xp.sum(left * e[None, None, None, :, None], axis=3, keepdims=True)
 
 
 def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
-    r"""The leading eigenvector of all components together.
+    r"""Mode of the leading eigenvector of all components together.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
@@ -333,7 +333,7 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
 
 
 def _joint_outlier(flat: Host, alpha: float, P: int, resolvent: Any) -> tuple[Host, float] | None:
-    """``X`` and the outlier, by Newton's method from the known solution without epsilon, or None.
+    """Matrix ``X`` and the outlier, by Newton's method from the known solution without epsilon, or None.
 
     Without epsilon ``lambda = 1`` and ``X = I - Q``, where ``Q (I - Q)^{-1} = alpha E sum_mm' J_mm' Q G_m'm`` with
     ``J = G (I + Q G)^{-1}`` is iterated from above.
@@ -374,14 +374,14 @@ def _joint_outlier(flat: Host, alpha: float, P: int, resolvent: Any) -> tuple[Ho
 
 
 def _site_trace(J: Host, P: int) -> Host:
-    """``E sum_m J_mm`` (P, P) of matrices on components times sites."""
+    """Trace over sites ``E sum_m J_mm`` (P, P) of matrices on components times sites."""
     C = J.shape[-1] // P
     found: Host = np.einsum("npmqm->pq", J.reshape(-1, P, C, P, C)) / len(J)
     return found
 
 
 def _site_map(J: Host, K: Host, P: int) -> Host:
-    """Matrix (P^2, P^2) of ``A -> E sum_mm' J_mm' A K_m'm``."""
+    """Matrix (P^2, P^2) of the linear map ``A -> E sum_mm' J_mm' A K_m'm``."""
     C = J.shape[-1] // P
     left = J.reshape(-1, P, C, P, C).transpose(1, 3, 0, 2, 4).reshape(P * P, -1)
     right = K.reshape(-1, P, C, P, C).transpose(1, 3, 0, 4, 2).reshape(P * P, -1)

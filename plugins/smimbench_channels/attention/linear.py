@@ -1,4 +1,4 @@
-"""Linear labels of attention-indexed models: every pair of tokens seen directly, with or without noise."""
+"""Linear labels of attention-indexed models: every pair of tokens is observed directly, with or without noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONVENTIONS = ("scaled", "plain")
 
 @dataclass(frozen=True)
 class AttentionLinear(LinearChannel, AttentionChannel):
-    r"""Every unordered pair of tokens, observed with Gaussian noise.
+    r"""Direct observation of every unordered pair of tokens, with Gaussian noise.
 
     .. math::
 
@@ -104,7 +104,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         return Posterior(mean, covariance, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Logarithm of the density of the label y with respect to Lebesgue's measure of its C entries.
+        """Log-density of the label y with respect to Lebesgue measure on its C entries.
 
         ``log Z = sum_c log N(y_c; sqrt(1 + delta_c) omega_c, (1 + delta_c) V + N_c)``; y (n, C), omega (n, 1,
         C), V (1, 1), result (n,).
@@ -132,6 +132,6 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         return self.tokens * (self.tokens + 3) / 2
 
     def _noise(self, like: Array) -> Array:
-        """Variance of the noise of every site in units of z."""
+        """Noise variance of every site, in units of z."""
         diagonal = self.noise / 2 if self.noise_convention == "plain" else self.noise
         return array_like(site_values(self.tokens, float(diagonal), float(self.noise)), like)

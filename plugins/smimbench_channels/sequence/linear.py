@@ -1,4 +1,4 @@
-"""Linear labels of sequence multi-index models: every projection seen directly, with or without noise."""
+"""Linear labels of sequence multi-index models: every projection is observed directly, with or without noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smimbench_channels.batches import identity_like
 
 @dataclass(frozen=True)
 class SequenceLinear(LinearChannel, SequenceChannel):
-    r"""All projections of all tokens, observed with Gaussian noise.
+    r"""Direct observation of all projections of all tokens, with Gaussian noise.
 
     .. math:: y_{pm} = z_{pm} + \sqrt{\Delta}\, \xi_{pm}
 
@@ -52,7 +52,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return math.sqrt(self.noise) * draws
 
     def predict(self, z: Array) -> Array:
-        """Noiseless label: z itself, (..., n, P, M)."""
+        """Noiseless label, which equals z, (..., n, P, M)."""
         check_latents(z, self.components, self.tokens)
         return z
 
@@ -85,7 +85,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return Posterior(mean, covariance, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Logarithm of the density of the label with respect to Lebesgue's measure of its P M entries.
+        """Log-density of the label with respect to Lebesgue measure on its P M entries.
 
         ``log Z = sum_m log N(y_m; omega_m, V + noise I)``; y and omega (n, P, M), V (P, P), result (n,).
         ``V + noise I`` must be positive definite.
@@ -114,7 +114,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return self.tokens
 
     def _gain(self, V: Array) -> tuple[Array, Array]:
-        """``V (V + noise I)^{-1}``, the weight of the label, and the covariance that remains."""
+        """Weight of the label, ``V (V + noise I)^{-1}``, and the remaining covariance."""
         xp = namespace(V)
         if self.noise == 0:
             return identity_like(self.components, V), xp.zeros_like(V)

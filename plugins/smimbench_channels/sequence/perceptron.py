@@ -1,4 +1,4 @@
-r"""Signs of single projections, without noise (``Sign``) or with (``Probit``): channels with a posterior in closed form.
+r"""Signs of single projections, without noise (``Sign``) or with noise (``Probit``), with a closed-form posterior.
 
 With ``u = y omega / sqrt(V + Delta)`` and the hazard ``r(u) = phi(u) / Phi(u)`` of the normal law, every token has
 
@@ -24,7 +24,7 @@ from smimbench_channels.batches import array_like, identity_like, normal_density
 
 
 class _SignChannel(Channel):
-    """What both channels share; ``noise`` is the variance Delta."""
+    """Base class of ``Sign`` and ``Probit``; ``noise`` is the variance Delta."""
 
     tokens: int
     noise: float
@@ -39,7 +39,7 @@ class _SignChannel(Channel):
         check_whole("tokens", self.tokens, 1)
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels +1 and -1 of the latents (..., n, 1, M), in the same shape; noise is drawn from ``rng``."""
+        """Labels +1 and -1 of the latents (..., n, 1, M), in the same shape as the latents; ``rng`` draws the noise."""
         check_latents(z, 1, self.tokens)
         xp = namespace(z)
         if self.noise > 0:
@@ -113,7 +113,7 @@ class _SignChannel(Channel):
 
 @dataclass(frozen=True)
 class Sign(_SignChannel):
-    r"""Signs of the projections of all tokens: the perceptron.
+    r"""Signs of the projections of all tokens, as in the perceptron.
 
     .. math:: y_m = \mathrm{sign}(z_m)
 
@@ -138,7 +138,7 @@ class Sign(_SignChannel):
 
 @dataclass(frozen=True)
 class Probit(_SignChannel):
-    r"""Signs of the projections of all tokens after Gaussian noise.
+    r"""Signs of the projections of all tokens after adding Gaussian noise.
 
     .. math:: y_m = \mathrm{sign}(z_m + \sqrt{\Delta}\, \xi_m), \qquad P(y_m = 1 | z_m) = \Phi(z_m / \sqrt\Delta)
 
@@ -166,7 +166,7 @@ class Probit(_SignChannel):
         check_number("noise", self.noise, positive=True)
 
     def predict(self, z: Any) -> Any:
-        """Mean of the label."""
+        """Mean of the label, between -1 and 1."""
         return 2 * special(namespace(z)).ndtr(z / math.sqrt(self.noise)) - 1
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
@@ -199,6 +199,6 @@ def _difference(first: tuple[Any, Any], second: tuple[Any, Any], squares: Any) -
 
 
 def _surprise(u: Any) -> Any:
-    """``phi(u)^2 / (Phi(u) Phi(-u))``."""
+    """Function ``phi(u)^2 / (Phi(u) Phi(-u))``, the information of a sign with margin u."""
     log_ndtr = special(np).log_ndtr
     return np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u) - log_ndtr(-u))

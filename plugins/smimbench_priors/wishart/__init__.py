@@ -1,4 +1,4 @@
-"""The Wishart prior of attention-indexed models, and the law of its eigenvalues under noise."""
+"""The Wishart prior of attention-indexed models, and the distribution of its eigenvalues under noise."""
 
 from smimbench_priors.wishart.prior import Wishart
 from smimbench_priors.wishart.spectral_law import continued_map, eigenvalue_map, mmse, observed_law

@@ -1,4 +1,4 @@
-"""The Wishart prior: the key-query product of attention of extensive rank."""
+"""The Wishart prior, the product of key and query matrices in attention of extensive rank."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Wishart(Prior):
 
     @property
     def law(self) -> Law:  # type: ignore[override]
-        """Means over eigenvalues, and how much an overlap fluctuates."""
+        """Means over eigenvalues under noise, and the size of an overlap's fluctuations."""
         return Law(spectral_means=self._spectral_means, fluctuation=self._fluctuation)
 
     def _fluctuation(self, dimension: int) -> float:
@@ -97,11 +97,11 @@ class Wishart(Prior):
         return np.repeat(one[None], components, axis=0)
 
     def second_moment(self, components: int) -> Array:
-        """``lim E[S_p S_q]/D = rho + delta_pq`` (P, P), host. At finite D the diagonal is larger by 1/D."""
+        """Second moment ``lim E[S_p S_q]/D = rho + delta_pq`` (P, P), host. At finite D the diagonal is larger by 1/D."""
         return self.mean_overlap(components) + np.eye(components)
 
     def mean_overlap(self, components: int) -> Array:
-        """Overlap that the prior mean holds: ``rho`` in every entry of (P, P), host."""
+        """Overlap of the prior mean with itself: ``rho`` in every entry of (P, P), host."""
         return np.full((components, components), self.rho)
 
     def denoise(self, R: Array, Qhat: Array, *, continued: bool = False) -> Denoised:
@@ -180,7 +180,7 @@ class Wishart(Prior):
     def _spectral_means(
         self, function: Callable[[Host, Host, Host], Host], noise: float, breaks: Sequence[float] = ()
     ) -> Uncertain:
-        """Means over the eigenvalues of ``S + sqrt(noise) Z``, in the limit.
+        """Means over the eigenvalues of ``S + sqrt(noise) Z``, in the limit D -> infinity.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ class Wishart(Prior):
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
-        """W of ``S = W W^T / sqrt(width D)``; its width defaults to r."""
+        """Factor W of ``S = W W^T / sqrt(width D)`` for gradient methods; its width defaults to r."""
         return Factor(self._draw_factor, _compose, _pullback, lambda factor: 1 / _length(factor))
 
     def _draw_factor(
@@ -227,24 +227,24 @@ class Wishart(Prior):
 
 
 def _length(factor: Array) -> float:
-    """``sqrt(width D)``."""
+    """Normalization ``sqrt(width D)`` of the factor."""
     return math.sqrt(math.prod(factor.shape[-2:]))
 
 
 def _compose(factor: Array) -> Array:
-    """``S = W W^T / sqrt(width D)`` of factors (..., D, width): (..., D, D)."""
+    """Signal ``S = W W^T / sqrt(width D)`` (..., D, D) of factors (..., D, width)."""
     xp = namespace(factor)
     return xp.matmul(factor, xp.matrix_transpose(factor)) / _length(factor)
 
 
 def _pullback(factor: Array, gradient: Array) -> Array:
-    """``dL/dW = (G + G^T) W / sqrt(width D)`` for ``G = dL/dS`` (..., D, D), symmetric or not."""
+    """Gradient ``dL/dW = (G + G^T) W / sqrt(width D)`` for ``G = dL/dS`` (..., D, D), symmetric or not."""
     xp = namespace(factor, gradient)
     return xp.matmul(gradient + xp.matrix_transpose(gradient), factor) / _length(factor)
 
 
 def _noise_of_components(Qhat: Host) -> Host:
-    """``[Qhat^{-1}]_pp`` (..., P): noise variance of every component alone; infinite without information."""
+    """Noise variance ``[Qhat^{-1}]_pp`` (..., P) of every component alone; infinite without information."""
     Qhat = np.asarray(Qhat, dtype=np.float64)
     identity = np.eye(Qhat.shape[-1], dtype=bool)
     diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)

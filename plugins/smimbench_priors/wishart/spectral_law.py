@@ -1,5 +1,4 @@
-r"""Law of the eigenvalues of a Wishart matrix seen through Gaussian noise (cubic equation, bulks and each edge), and
-the map of eigenvalues, its continuation and MMSE.
+r"""Eigenvalues of a Wishart matrix under Gaussian noise: their density (a cubic equation), the denoising map and the MMSE.
 
 One variable makes the free convolution of a Wishart with a semicircle rational. With ``a = 1/sqrt(rho)`` put
 ``m = sqrt(1 + s^2)``, ``r = s + a s/m`` and ``q = s - a s/m``. As s > 0 runs over
@@ -44,7 +43,8 @@ _LARGEST_NOISE = 1e18
 
 
 class _Bulks(NamedTuple):
-    """Ranges of s that carry the law: ``[outer, middle]`` and ``[base + lower, base + upper]``, each (n,).
+    """Ranges of the parameter s where the density is positive: ``[outer, middle]`` and ``[base + lower, base + upper]``, each
+    (n,).
 
     The second range is counted from ``base``, the s of the zero eigenvalues of S: at small Delta it is a
     narrow window around it. Where ``gap`` is False the ranges touch, at the dip of the density if it has one.
@@ -59,7 +59,7 @@ class _Bulks(NamedTuple):
 
 
 def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
-    """s, m, q and r at ``s = base + e``, without a difference of nearly equal numbers in q."""
+    """Functions s, m, q and r at ``s = base + e``, without cancellation in q."""
     s, a = base + e, rho**-0.5
     m = np.sqrt(1 + s * s)
     q = s * (e * (base + s) + (0.0 if base else 1 - 1 / rho)) / (m * (m + a))
@@ -104,7 +104,7 @@ def _bulks(root: Host, rho: float) -> _Bulks:
 
 @lru_cache(maxsize=32)
 def _bulks_of_one(root: float, rho: float) -> _Bulks:
-    """A denoiser asks for the same ends twice, for its eigenvalues and for its error."""
+    """Cached bulks of one noise level, needed both for a denoiser's eigenvalues and for its error."""
     return _bulks(np.asarray([root]), rho)
 
 
@@ -158,7 +158,7 @@ def mmse(noise: Host | float, rho: float) -> Host:
 
 
 def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host]:
-    """Weights, s and q r on the nodes of both ranges of s, (n, K) each, for delta (n,).
+    """Quadrature weights, s and q r at the nodes of both ranges of s, (n, K) each, for delta (n,).
 
     Every one of the eigenvalues ``breaks`` inside a range, for a single delta, cuts it in two.
     """
@@ -179,7 +179,7 @@ def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host,
 
 
 def _cut(left: float, right: float, base: float, root: float, rho: float, x: float) -> float | None:
-    """Where in a range of ``e = s - base`` the eigenvalue is x, which falls as s grows; None outside."""
+    """Value ``e = s - base`` in a range at which the eigenvalue is x; None if x is outside."""
     from scipy.optimize import brentq
 
     def above(e: Any) -> float:
@@ -193,7 +193,7 @@ def _cut(left: float, right: float, base: float, root: float, rho: float, x: flo
 
 @lru_cache(maxsize=1)
 def _double_exponential() -> tuple[Host, Host]:
-    """Nodes and weights on (0, 1): the trapezoid rule after ``t = 1/(1 + exp(-pi sinh u))``.
+    """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) rule, ``t = 1/(1 + exp(-pi sinh u))``.
 
     It does not care how sharp the corner of the density is at an end of a piece: the same few nodes serve soft edges, hard
     edges, and bulks that are about to merge. Errors are rounding; with half of the nodes they are 1e-10.
@@ -241,7 +241,7 @@ def eigenvalue_map(values: Host, noise: float, rho: float) -> Host:
 
 
 def continued_map(values: Host, noise: float, rho: float) -> Host:
-    r"""``eigenvalue_map`` inside the bulks; beyond them a straight line of slope at most 1.
+    r"""Map ``eigenvalue_map`` inside the bulks, continued outside by a straight line of slope at most 1.
 
     In the limit no eigenvalue lies outside the bulks, and both maps are the same. At finite D some do, mostly by
     fluctuations of the noise, but ``eigenvalue_map`` takes them for spikes of the signal: its slope is infinite just beyond
@@ -273,7 +273,7 @@ def continued_map(values: Host, noise: float, rho: float) -> Host:
 
 
 def _edges(noise: float, rho: float) -> list[_Edge]:
-    """Right and left end of the law, then right and left end of the bulk of zeros and of the other one, if there are two."""
+    """Edges of the density: right and left end, then those of the bulk of zeros and of the other bulk, if there are two."""
     base, *ends, gap = _bulks_of_one(math.sqrt(noise), rho)
     outer, middle, lower, upper = (float(end[0]) for end in ends)
     found = [_Edge(outer, 1, noise, rho), _Edge(base + upper, -1, noise, rho)]
@@ -283,7 +283,7 @@ def _edges(noise: float, rho: float) -> list[_Edge]:
 
 
 class _Edge:
-    """An end of a bulk: its s, its eigenvalues x of the observation and xi of the estimate, the slope of xi inside, at most 1.
+    """An edge of a bulk: its s, observed eigenvalue x, denoised eigenvalue xi, and the slope of xi inside, at most 1.
 
     ``side`` is 1 if the bulk ends here on its right, -1 on its left; ``inner`` ends face the other bulk.
     """
@@ -306,11 +306,11 @@ class _Edge:
         self.reach = abs(self.turn - self.distances[0]) if inner else math.inf
 
     def turning_point(self) -> float:
-        """The eigenvalue between the bulks up to which ``beyond`` goes from either."""
+        """Eigenvalue between two bulks at which ``beyond`` switches from one edge to the other."""
         return float(self.turn + self.noise / self.turn - self.mean * np.cbrt(self.noise))
 
     def beyond(self, values: Host) -> Host:
-        """Eigenvalues of the estimate where those of the observation are beyond this end.
+        """Denoised eigenvalues for observed eigenvalues beyond this edge.
 
         With w at d from its place at the end, ``side * (lambda - x) = d^2 K(d)`` exactly,
         ``K = sum_i +-c_i/(m_i +- d)``: nothing cancels next to the end. ``d sqrt(K)`` is concave, so Newton's
@@ -335,7 +335,7 @@ class _Edge:
 
 
 def _only_root(ell: Host, noise: float, rho: float) -> Host:
-    """The real root y of the cubic inside a bulk, where the other two are a complex pair.
+    """Real root y of the cubic inside a bulk, where the other two roots are a complex pair.
 
     It reads ``y^3 + (1 - 1/rho + ell) y^2 + (ell - Delta) y = Delta``, ``ell = lambda/sqrt(rho) - Delta``, and
     ``t^3 + 3 p t + 2 h = 0`` for ``t = y + shift``.

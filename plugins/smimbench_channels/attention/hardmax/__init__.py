@@ -186,7 +186,7 @@ NODES = (96, 64)
 
 
 def diagonal_wins(tokens: int) -> float:
-    """Probability that the entry of variance 2 exceeds the T - 1 others, of variance 1."""
+    """Probability that the diagonal entry (variance 2) exceeds the T - 1 other entries of its row (variance 1)."""
     from scipy.special import ndtr
 
     x, w = gauss_hermite(128)
@@ -194,7 +194,7 @@ def diagonal_wins(tokens: int) -> float:
 
 
 def disagreement(tokens: int, q: Array, v: Array, *, replicas: bool) -> tuple[Array, Array]:
-    r"""Probability that the argmax of a row differs between two copies, and its error; host arrays (N,).
+    r"""Probability that the argmax of a row differs between two correlated matrices, and its error; host arrays (N,).
 
     A row holds one entry of variance 2 (its diagonal) and T - 1 of variance 1, all independent. The copies
     are two draws from the posterior (``replicas``, correlation :math:`\rho = q / (q + V)`) or a draw and the

@@ -1,5 +1,4 @@
-"""Information of hardmax attention of three or more tokens as a function of ``V / (Q + V)``: polynomials through
-sampled estimates, and both ends.
+"""Information of hardmax attention for three or more tokens as a function of ``V / (Q + V)``, fitted to sampled estimates.
 
 Only the direction of the latents matters, so ``(Q + V) * information`` depends on ``x = V / (Q + V)`` alone,
 and times ``sqrt(x)`` it is a smooth function of ``sqrt(x)`` on [0, 1] with a known value at 0. A polynomial
@@ -68,7 +67,7 @@ def information_curve(tokens: int, samples: int, q: Array, v: Array) -> tuple[Ar
 
 @cache
 def _polynomials(tokens: int, samples: int) -> Polynomials:
-    """``s (Q + V) information``."""
+    """Polynomials fitted to ``s (Q + V) information``, ``s = sqrt(V / (Q + V))``."""
     s = lobatto_points(NODES)
     values = np.empty((NODES, SCRAMBLES))
     certain = {0: small_error_constant(tokens)}
@@ -83,7 +82,7 @@ def _polynomials(tokens: int, samples: int) -> Polynomials:
 
 
 def _without_overlap(tokens: int) -> float:
-    """The information of the prior mean at V = 1: the posterior depends on the label only, and not on names."""
+    """Information at the prior mean with V = 1, where the posterior depends on the label only."""
     labels, count = label_classes(tokens)
     omega = np.zeros((len(labels), tokens * (tokens + 1) // 2))
     found = row_posterior(labels, omega, np.asarray(1.0), tokens, nodes=48, reach=9.0)
@@ -91,7 +90,7 @@ def _without_overlap(tokens: int) -> float:
 
 
 def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Array:
-    """Estimates (SCRAMBLES,) of the information at Q = 1 - x, V = x.
+    """Sampled estimates (SCRAMBLES,) of the information at Q = 1 - x, V = x.
 
     Two control variates of known mean carry most of the noise at small x, that of labels which decide a near
     tie against the odds: for the two largest estimated entries of a row, at a distance of k standard
@@ -126,7 +125,7 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
 
 
 def _gibbs_squares(y: Array, omega: Array, z: Array, x: float, T: int, rng: np.random.Generator) -> Array:
-    """``V sum_c g_c^2`` without bias: the product of two chains that start from the true latents."""
+    """Unbiased ``V sum_c g_c^2``: the product of two Gibbs chains that start from the true latents."""
     options: Any = {"sweeps": 8, "burn_in": 8, "chains": 2, "rng": rng}
     parts = blocks(len(y), max(1, (1 << 17) // (2 * T * T)))
     found = [chain_moments(y[p], omega[p], np.asarray(x), T, start=z[p], **options).first for p in parts]
@@ -140,14 +139,14 @@ def _hazard_square(k: Array) -> Array:
 
 
 def _tie(k: Array) -> Array:
-    """``phi(k)^2 / (Phi(k) Phi(-k))``, the mean of the hazard's square over the sign."""
+    """Function ``phi(k)^2 / (Phi(k) Phi(-k))``, the mean of the hazard's square over the sign."""
     from scipy.special import ndtr
 
     return np.exp(-k * k) / (2 * math.pi) / np.maximum(ndtr(k) * ndtr(-k), 1e-300)
 
 
 def _tie_mean(tokens: int, x: float) -> float:
-    """Expectation of ``_tie`` for the two largest entries of one row, ``omega ~ N(0, 1 - x)``."""
+    """Mean of ``_tie`` for the two largest entries of one row, ``omega ~ N(0, 1 - x)``."""
     from scipy.special import ndtr
 
     q = 1 - x

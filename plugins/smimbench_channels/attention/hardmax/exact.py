@@ -1,4 +1,4 @@
-"""Row-wise argmax of a few tokens: exact posterior by nested one-dimensional integrals over the row maxima.
+"""Exact posterior of the row-wise argmax of a few tokens, by nested one-dimensional integrals over the row maxima.
 
 Given the maximum ``M_a`` of every row, the entries that are no row's maximum are independent, each bounded by
 the smaller of its two rows' maxima. Sorted from the largest maximum downwards, the integrand is a product of
@@ -26,7 +26,7 @@ from smimbench_channels.batches import joined
 
 
 class Pattern(NamedTuple):
-    """How the rows of a sample point at each other, and the order in which they can be placed."""
+    """How the rows of a sample point at each other, and the order in which their maxima are integrated."""
 
     units: tuple[tuple[int, ...], ...]  # rows that share their maximum: one row, or two that point at each other
     edges: tuple[int, ...]  # site that holds the maximum of every unit
@@ -37,7 +37,7 @@ class Pattern(NamedTuple):
 
 
 class Patterns(NamedTuple):
-    """All labels of T tokens by their code ``sum_a y_a T^a``."""
+    """All labels of T tokens, indexed by the code ``sum_a y_a T^a``."""
 
     members: tuple[Pattern, ...]
     kind: Host  # (T^T,) which pattern; -1 for labels that no symmetric matrix has
@@ -46,7 +46,7 @@ class Patterns(NamedTuple):
 
 
 def _in_rings(y: Array) -> Array:
-    """Whether three rows or more of a label (n, T) have maxima that point at each other in a ring.
+    """Whether the maxima of three or more rows of a label (n, T) point at each other in a ring.
 
     A row's maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they
     would all have to be equal.
@@ -60,13 +60,13 @@ def _in_rings(y: Array) -> Array:
 
 
 def check_labels(y: Array) -> None:
-    """Raise ValueError if a label (n, T) is one that no symmetric matrix has."""
+    """Raise ValueError if no symmetric matrix has one of the labels (n, T)."""
     if bool(namespace(y).any(_in_rings(y))):
         raise ValueError("labels contradict each other: the row maxima of a symmetric matrix form no ring")
 
 
 def label_classes(tokens: int) -> tuple[Host, Host]:
-    """One label (N, T) of each class that differs by more than the names of the tokens, and how many it stands for."""
+    """One label (N, T) of each class of labels that agree up to names of tokens, and the size of the class."""
     kinds, first, count = np.unique(patterns(tokens).kind, return_index=True, return_counts=True)
     possible = kinds >= 0
     return first[possible, None] // tokens ** np.arange(tokens) % tokens, count[possible]
@@ -74,7 +74,7 @@ def label_classes(tokens: int) -> tuple[Host, Host]:
 
 @cache
 def patterns(tokens: int) -> Patterns:
-    """The few patterns of T tokens, and for every label which one it is, up to the names of the tokens."""
+    """The distinct patterns of T tokens, and the pattern of every label up to names of tokens."""
     powers = tokens ** np.arange(tokens)
     labels = np.arange(tokens**tokens)[:, None] // powers % tokens
     possible = ~_in_rings(labels)
@@ -175,7 +175,7 @@ def row_posterior(
 
 @cache
 def _rule(count: int) -> tuple[Host, ...]:
-    """Gauss-Legendre on [0, 1]; maps from values at the nodes to integrals below and above them, and in all."""
+    """Gauss-Legendre rule on [0, 1], with maps from nodal values to integrals below, above and over all."""
     x, w = gauss_legendre(count)
     # Legendre coefficients of the polynomial through the values, then its primitive at the nodes
     legendre = np.polynomial.legendre
@@ -199,7 +199,7 @@ def _maxima_panels(centre: Array, width: Array) -> tuple[Array, Array]:
 
 
 def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float) -> RowPosterior:
-    """All samples of one pattern; ``mean`` (n, C) of h in units of sqrt(V), sites named as in the pattern."""
+    """Posterior of all samples of one pattern; ``mean`` (n, C) of h in units of sqrt(V), sites named as in the pattern."""
     xp, place = namespace(mean), matching(mean)
     n, K = mean.shape[0], len(pattern.units)
     scales, edges = site_scales(tokens), pattern.edges
@@ -214,7 +214,7 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
     cdf = {c: special(xp).ndtr(u) for c, u in enumerate(t) if c not in edges}
 
     def cumulate(f: Array, matrix: Array) -> tuple[Array, Array]:
-        """Integral of f below every node, or ``above`` it, and over everything."""
+        """Integral of f below every node (or ``above`` it), and over all nodes."""
         inner = xp.reshape(xp.matmul(xp.reshape(f, (n * K, nodes)), matrix), (n, K, nodes + 1))
         inner = inner * length[:, :, None]
         whole = inner[:, :, -1]
@@ -228,7 +228,7 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
     }
 
     def factor(u: int, placed: int) -> Array:
-        """Density of unit u's maximum, and all its entries with itself and the units above it."""
+        """Joint density of unit u's maximum and of u's entries with itself and with the units above it."""
         if (u, placed) not in factors:
             w = placed.bit_length() - 1
             entries = (cdf[c] for c in pattern.between[u, w])
@@ -236,7 +236,7 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
         return factors[u, placed]
 
     def integrals(steps: Iterable[tuple[int, int, int]], start: int, matrix: Array) -> Any:
-        """For every set of units placed: integrals over the ones before (source to target) in the order of the steps."""
+        """Nested integrals for every set of placed units, in the order of the steps (source to target)."""
         found = {start: xp.ones_like(m)}
         terms: dict[int, dict[int, Any]] = {}
         for source, target, u in steps:

@@ -1,4 +1,4 @@
-"""Posterior of the row-wise argmax of three or more tokens: exact integration where that is possible, else Gibbs chains."""
+"""Posterior of the row-wise argmax of three or more tokens, by exact integration if possible, else by Gibbs chains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ChainMoments(NamedTuple):
 
 
 def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Array, Array]:
-    """A draw from a standard normal on ``[low, high]`` by inversion, its mean and its second moment.
+    """Draw from a standard normal on ``[low, high]`` by inversion, with its mean and second moment.
 
     ``low < high``, one of which may be infinite, and ``uniform`` in (0, 1) have one shape; so have the draw, ``E[x]`` and
     ``E[x^2]``. Exact for any limits: the interval is mirrored to the side where probabilities are small, and beyond 30 standard
@@ -61,7 +61,7 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
 
 
 def _truncated_tail(a: Array, b: Array, uniform: Array) -> tuple[Array, Array, Array]:
-    """The same on ``[a, b]`` with b far below 0, everything relative to the density at b."""
+    """Draw, mean and second moment of a standard normal on ``[a, b]`` with b far below 0, relative to the density at b."""
     xp = namespace(a)
 
     def mills(t: Array) -> Array:
@@ -83,7 +83,7 @@ def _truncated_tail(a: Array, b: Array, uniform: Array) -> tuple[Array, Array, A
 
 @cache
 def _rounds(tokens: int) -> tuple[tuple[int, ...], ...]:
-    """Partner of every row in every round, so that each round's entries have no row in common.
+    """Partner of every row in every round; the entries updated in one round share no row.
 
     The circle method of round-robin tournaments; a row without a partner meets itself, on the diagonal.
     """
@@ -99,14 +99,14 @@ def _rounds(tokens: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _matrix(sites: Array, tokens: int) -> Array:
-    """Symmetric matrices (T, T, n) of sites (n, C)."""
+    """Symmetric matrices (T, T, n) from their independent entries, the sites (n, C)."""
     xp = namespace(sites)
     index = xp.asarray(entry_sites(tokens), device=array_api_compat.device(sites))
     return xp.reshape(xp.matrix_transpose(xp.take(sites, index, axis=1)), (tokens, tokens, -1))
 
 
 def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
-    """Matrix entries (T, T, n) near ``mean`` (n, C) that have their row maxima where ``y`` (n, T) says.
+    """Matrix entries (T, T, n) near ``mean`` (n, C) whose row maxima are those of the label ``y`` (n, T).
 
     Every row on its own is projected: its maximum is raised, and the entries above it are lowered, to the
     level in between that costs least. The maximum of row a is an entry of row ``y_a`` too, hence no larger
@@ -133,7 +133,7 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
 
 
 class _Round(NamedTuple):
-    """Entries without a common row, one for each pair of rows that meet."""
+    """Matrix entries updated together: one for each pair of rows, without a common row."""
 
     sites: list[int]
     rows: Array  # smaller and larger row of every pair
@@ -146,7 +146,7 @@ class _Round(NamedTuple):
 
 
 def _round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
-    """A round for labels (T, n) and prior means (n, C)."""
+    """Prepare a round of updates for labels (T, n) and prior means (n, C)."""
     xp, T, device = namespace(mean), len(partner), array_api_compat.device(mean)
     rows = [a for a in range(T) if a <= partner[a]]
     sites = [entry_sites(T)[a * T + partner[a]] for a in rows]
@@ -225,7 +225,7 @@ class Moments(NamedTuple):
 
 
 def exact_moments(y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool) -> Moments:
-    """By nested integrals; Gibbs for the few labels that were unlikely under ``omega`` (n, C)."""
+    """Posterior moments by nested integrals; Gibbs chains for the few labels unlikely under ``omega`` (n, C)."""
     xp = namespace(y, omega, V)
     log_partition, first, second = row_posterior(y, omega, V, tokens)
     variance, square = second - first**2, None
@@ -265,7 +265,7 @@ def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) ->
 def gibbs_moments(
     y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool, sweeps: int = SWEEPS
 ) -> Moments:
-    """From two independent chains, whose difference is the error; they start near ``omega`` (n, C), at a matrix of this label."""
+    """Posterior moments from two independent Gibbs chains, started near ``omega`` (n, C); their difference is the error."""
     xp = namespace(y, omega, V)
     size = max(1, (1 << 17) // (2 * tokens**2)) * (1 if array_api_compat.is_numpy_namespace(xp) else 64)
     parts = []

@@ -1,4 +1,4 @@
-"""Row-wise argmax for two tokens: closed-form posterior, and the information by deterministic quadrature."""
+"""Row-wise argmax for two tokens: closed-form posterior, and information by deterministic quadrature."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def log_partition(y: Array, omega: Array, V: Array) -> Array:
 
 
 def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Posterior:
-    r"""Posterior of three latents.
+    r"""Posterior of the three latents of two tokens, in closed form.
 
     With :math:`A_i = \partial \log\Phi_2 / \partial\kappa_i` and the rows :math:`j_1 = (\sqrt2, -1, 0)`,
     :math:`j_2 = (0, -1, \sqrt2)` of the map from latents to margins
@@ -82,7 +82,7 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
 
 
 def _gain(h: Array, k: Array, sign: int) -> Array:
-    """``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` with correlation ``sign / 3``."""
+    """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` with correlation ``sign / 3``."""
     found = log_cdf(h, k, sign * CORRELATION)
     a, b = found.first, found.second
     return np.exp(found.value) * (3 * (a * a + b * b) + 2 * sign * a * b)
@@ -90,7 +90,7 @@ def _gain(h: Array, k: Array, sign: int) -> Array:
 
 @cache
 def _margin_grid(count: int) -> tuple[Array, Array, Array]:
-    """Exponent's form (2, N) and weighted gain (2, N) on a triangle of the grid, and the rule (2, count)."""
+    """Exponents (2, N) and weighted gain (2, N) on a triangular grid, and the quadrature rule (2, count)."""
     x, w = gauss_legendre(count, -CUT, CUT)
     i, j = np.triu_indices(count)  # the gain does not change when the two rows change places
     weight = w[i] * w[j] * np.where(i == j, 1.0, 2.0)
@@ -103,7 +103,7 @@ def _margin_grid(count: int) -> tuple[Array, Array, Array]:
 
 
 def _from_grid(ratio: Array, count: int) -> Array:
-    """Expectation of the gain for overlaps of ``SWITCH`` times the error and more."""
+    """Expected gain by the grid, for overlaps of at least ``SWITCH`` times the error."""
     from scipy.special import ndtr
 
     form, gain, (x, w) = _margin_grid(count)
@@ -122,7 +122,7 @@ def _from_grid(ratio: Array, count: int) -> Array:
 
 
 def _from_hermite(ratio: Array, count: int) -> Array:
-    """Expectation of the gain for overlaps of up to ``SWITCH`` times the error; exact at 0."""
+    """Expected gain by Gauss-Hermite, for overlaps of up to ``SWITCH`` times the error; exact at 0."""
     nodes, weight = half_plane_hermite(count)
     keep = weight > 1e-20
     (u, v), weight = nodes[:, keep], weight[keep]
@@ -143,7 +143,7 @@ def _from_hermite(ratio: Array, count: int) -> Array:
 
 
 def information(q: Array, v: Array) -> tuple[Array, Array]:
-    r"""``E sum_c g_c^2`` and its numerical error, host arrays (N,).
+    r"""Information ``E sum_c g_c^2`` of two tokens and its numerical error, host arrays (N,).
 
     .. math::
 

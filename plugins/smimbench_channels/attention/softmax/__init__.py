@@ -1,4 +1,4 @@
-"""The channel of softmax attention of tied, extensive-rank query and key, noiseless: one layer, or two (``two_layers``)."""
+"""The channel of noiseless softmax attention with tied query and key of extensive rank: one layer, or ``two_layers``."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     @property
     def _deep(self) -> TwoLayerAttention:
-        """The channel of two layers, which is a separate problem."""
+        """The channel of two layers, which is implemented separately."""
         return TwoLayerAttention(beta=self.beta, skip=self.skip)
 
     @property
     def components(self) -> int:
-        """One matrix a layer."""
+        """Number of components: one matrix per layer."""
         return self.layers
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
@@ -135,7 +135,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return Posterior(xp.asarray(mean), V / self.sites, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        r"""Logarithm of the density of the label, up to its own volume element.
+        r"""Log-density of the label, up to the volume element of label space.
 
         .. math::
 
@@ -169,12 +169,12 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     @property
     def sampling(self) -> Sampling | None:  # type: ignore[override]
-        """Labels that are enough for differences of a sampled information; None for one layer."""
+        """Number of labels that sampled information needs for finite differences; None for one layer."""
         return None if self.layers == 1 else Sampling(lambda Q, V: ROUGH)
 
     @property
     def equations(self) -> float:
-        """Independent equations that a label states: the differences of the indices of one layer, or two margins of two.
+        """Number of independent equations in a label: differences of one layer's latents, or two margins for two layers.
 
         With two layers, either one known, the margins still depend on two numbers of the other: both share the equations.
         """
@@ -182,7 +182,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     @property
     def generalization_error(self) -> Callable[[Array, Array], dict[str, Uncertain]] | None:  # type: ignore[override]
-        """Errors of the prediction of a new label; None for more than two tokens or one layer: too many dimensions for nodes."""
+        """Prediction errors on a new label for two tokens and one layer; None otherwise, as quadrature has too many
+        dimensions.
+        """
         return self._two_token_error if self.tokens == 2 and self.layers == 1 else None
 
     def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
@@ -211,7 +213,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return result
 
     def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
-        """The free direction u (C,), and ``z0 - omega`` without its part along u: the information in the label."""
+        """Free direction u (C,) that the label leaves unknown, and the part of ``z0 - omega`` orthogonal to it."""
         xp = namespace(y, omega)
         T, pairs, device = self.tokens, site_pairs(self.tokens), array_api_compat.device(y)
         flat = xp.reshape(y, (*y.shape[:-2], T * T))
@@ -266,7 +268,7 @@ def _logistic_spread(m: Host, width: float, beta: float, count: int) -> tuple[An
 
 
 def _normal_panels(centre: Host, width: float, scales: list[float], count: int) -> tuple[Host, Host]:
-    """Nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``centre + width x``."""
+    """Quadrature nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``centre + width x``."""
     reach = 9.0  # leaves out 1e-19
     ladder = np.outer(scales, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)).ravel()  # distances from the step, in its widths
     distance = np.concatenate([-ladder, ladder]) - centre[:, None]

@@ -1,4 +1,4 @@
-"""The integrals of two-layer attention over the first layer, sample by sample, compiled for the host.
+"""Integrals over the first layer's latents in two-layer attention, one sample at a time, compiled for the host.
 
 The plane of (a_1, b_1) is cut into rectangular cells, which are halved until the logarithm of the weight hardly varies in each,
 and dropped when an upper bound says that nothing is there. Where most weights are nearly Gaussian, Gauss-Hermite rules in the
@@ -25,7 +25,7 @@ _TINY, _HUGE, _FAR = 1e-60, 1e130, 340.0
 
 
 def integrals(samples: Host, weight: Weight, variation: float = ACCURACY.variation, *, quick: bool = True) -> Sums:
-    """Integrals over (a_1, b_1) of samples (n, 6).
+    """Posterior integrals over the first layer's indices (a_1, b_1) for samples (n, 6).
 
     ``variation`` is the largest of the log-weight in a cell; ``quick`` says whether the Gauss-Hermite rules may be tried.
     """
@@ -39,7 +39,7 @@ def integrals(samples: Host, weight: Weight, variation: float = ACCURACY.variati
 
 
 def crude_means(samples: Host, weight: Weight, t: Host, v: Host) -> Host:
-    """Means (n, 4) as in ``Sums`` by Gauss-Hermite around the likeliest point near (t, v), each (n,)."""
+    """Approximate posterior means (n, 4) by Gauss-Hermite around the likeliest point near (t, v), each (n,)."""
     mean = np.empty((len(samples), 4))
     _crude(samples, weight, t, v, tuple(_hermite(count) for count in (1, 8, 10)), mean)
     return mean
@@ -47,7 +47,7 @@ def crude_means(samples: Host, weight: Weight, t: Host, v: Host) -> Host:
 
 @cache
 def _hermite(count: int) -> tuple[Host, Host]:
-    """Nodes of a Gauss-Hermite rule, and the logarithm of its weights without the Gaussian."""
+    """Gauss-Hermite nodes, and the logarithm of the weights without the Gaussian."""
     x, w = gauss_hermite(count)
     return x, np.log(math.sqrt(2 * math.pi) * w) + x * x / 2
 

@@ -1,4 +1,4 @@
-"""The channel of two layers of softmax attention between two tokens, with a matrix to be learned in each."""
+"""The channel of two layers of softmax attention between two tokens, with one unknown matrix per layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEEPEST = 8.0
 
 @dataclass(frozen=True)
 class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
-    r"""Softmax of the second layer's indices between the tokens that the first layer has mixed.
+    r"""Two-layer attention between two tokens: the first layer mixes the tokens, and the second layer's softmax is observed.
 
     .. math::
 
@@ -72,7 +72,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         return xp.stack([self._to_latents(to_first), self._to_latents(to_second)], axis=-2)
 
     def _layers(self, z: Array) -> tuple[Array, Array, Array, Array]:
-        """First layer's attention, B, h_2 and M, each (..., n, 2, 2)."""
+        """First layer's attention matrix, mixing matrix B, second-layer fields h_2 and M, each (..., n, 2, 2)."""
         check_latents(z, 2, 3)
         xp = namespace(z)
         attention = xp.exp(log_softmax(self.beta * self._matrix(z[..., 0, :])))
@@ -160,7 +160,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         return mean[order], error[order]
 
     def _label_products(self, Q: Array, V: Array, normal: Array, *, exact: bool) -> tuple[Array, Array]:
-        """Entries 11, 22 and 12 of ``sum_c g_c g_c^T`` (3, N), exact if asked for, and from the crude mean."""
+        """Products ``sum_c g_c g_c^T`` of labels, entries 11, 22 and 12 (3, N): exact if requested, and from crude means."""
         from smimbench_channels.attention.softmax.quadrature import crude_means, integrals
 
         # (sample, layer, direction)
@@ -181,7 +181,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 
 @cache
 def _normals(count: int, stream: int) -> Host:
-    """Standard normals (sample, estimate or rest, layer, direction), scramble by scramble."""
+    """Quasi-random standard normals (sample, estimate or rest, layer, direction), scramble by scramble."""
     size = 1 << round(math.log2(max(2, count // ACCURACY.scrambles)))
     points = normal_scrambles(8, size, ACCURACY.scrambles, "two layers of attention: labels", stream)
     return points.reshape(-1, 2, 2, 2)

@@ -1,4 +1,4 @@
-r"""The weight that a label of two-layer attention puts on the first layer's indices, and the accuracy of its integrals.
+r"""Posterior weight of the first layer's indices given a label of two-layer attention, and accuracy of its integrals.
 
 Only two combinations of the three indices of a layer matter. With ``h = (h_11, h_12, h_22)`` let
 
@@ -75,7 +75,7 @@ ACCURACY = Accuracy()
 
 
 class Weight(NamedTuple):
-    """The weight of all samples, apart from what differs between them."""
+    """Parameters of the posterior weight that are common to all samples."""
 
     beta: float  # inverse temperature
     skip: float  # c, the weight of the skip connection
@@ -88,7 +88,7 @@ class Weight(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What the weight of one sample depends on.
+    """Data of one sample on which its posterior weight depends.
 
     ``ridge`` names the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of t and v, along which the weight may be
     long and narrow. The first coordinate of a cell is the distance of t from that curve, in prior widths.
@@ -104,7 +104,7 @@ class Sample(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Gaussian in (t, v): centre and lower-triangular root of the covariance."""
+    """Gaussian frame in (t, v) for integration: centre and lower-triangular root of the covariance."""
 
     t: float
     v: float
@@ -114,7 +114,7 @@ class Frame(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Integrals over (a_1, b_1) of every sample."""
+    """Integrals over (a_1, b_1), with the moments of every sample."""
 
     log_weight: Host  # (n,) logarithm of the density of the margins
     mean: Host  # (n, 4) of (a_1, b_1, a_2, b_2) less their prior means, in prior standard deviations
@@ -123,7 +123,7 @@ class Sums(NamedTuple):
 
 
 def reduced(beta: float, skip: float, y: Array, omega: Array, V: Array) -> tuple[Host, Weight]:
-    """Fields (n, 6) of ``Sample`` but for the ridge, and the weight.
+    """Fields (n, 6) of ``Sample`` except the ridge, and the weight.
 
     Raises
     ------

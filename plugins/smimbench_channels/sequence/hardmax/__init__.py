@@ -1,4 +1,4 @@
-"""The channel of hardmax labels: of every row of ``z z^T`` only the position of its largest entry is seen.
+"""The channel of hardmax labels: only the position of the largest entry in every row of ``z z^T`` is observed.
 
 ``posterior`` has the integrals over the latents of one label, ``information`` the mean over labels.
 """
@@ -82,12 +82,12 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         return Posterior(mean, xp.astype(xp.reshape(spread, (1, 1)), omega.dtype), second)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """``log P(y | omega, V)`` (n,), for arguments as those of ``posterior``."""
+        """Log-probability ``log P(y | omega, V)`` (n,), with arguments as in ``posterior``."""
         found = self._moments(y, omega, V, False)[1]
         return namespace(omega).astype(found.log_partition, omega.dtype)
 
     def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> tuple[Array, Moments]:
-        """``sqrt(V)``, and the moments in units of it; checks that the labels are possible ones."""
+        """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``; raises an error for impossible labels."""
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)
         second = xp.max(xp.where(y != y[:, :1], y, -1), axis=-1, keepdims=True)
@@ -111,7 +111,7 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         return uncertain_like(Q, ratio * scale, error * scale, method)
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
-        """How the information starts, ``I = lambda Q`` to first order, where Q = 0; 0 elsewhere. (..., 1, 1).
+        """First-order coefficient lambda of the information ``I = lambda Q`` where Q = 0; 0 elsewhere. (..., 1, 1).
 
         ``lambda = E sum_mk (E[z_m z_k | y] - V delta_mk)^2 / V^4``: a sum over labels, without sampling.
         """

@@ -1,4 +1,4 @@
-r"""Information of the hardmax channel: integrated for two tokens, estimated for three, and both ends of the curve.
+r"""Information of the hardmax channel: by integration for two tokens, by sampling for three, with limits at both ends.
 
 For two tokens, in units of V, ``a = omega / sqrt(V)``, a label y is seen with the probability ``P_y(a)`` that ``z ~ N(a, I)``
 lies in a wedge or in its mirror image: tokens of opposite sign are the second and the fourth quadrant, tokens of equal sign the
@@ -46,7 +46,7 @@ def all_labels(tokens: int) -> Host:
 
 @cache
 def susceptibility_without_overlap(tokens: int) -> float:
-    """``E sum_mk (E[z_m z_k | y] - delta_mk)^2`` at omega = 0 and V = 1: a sum over labels."""
+    """Susceptibility ``E sum_mk (E[z_m z_k | y] - delta_mk)^2`` at omega = 0 and V = 1, summed over labels."""
     if tokens == 2:
         return 12 / math.pi**2  # the mean of cos^2 and so on over the wedges
     labels = all_labels(tokens)
@@ -57,7 +57,7 @@ def susceptibility_without_overlap(tokens: int) -> float:
 
 @cache
 def small_error_limit(tokens: int) -> float:
-    r"""Limit of ``sqrt(V (Q + V)) * information`` as V -> 0: one term for every plane on which labels change.
+    r"""Limit of ``sqrt(V (Q + V)) * information`` as V -> 0: a sum over planes on which labels change.
 
     .. math::
 
@@ -73,7 +73,7 @@ def small_error_limit(tokens: int) -> float:
 
 @cache
 def scaled_information(tokens: int) -> Polynomials:
-    """``sqrt(V (Q + V)) (Q + V) / Q * information``: integrated for two tokens, else through estimates at Chebyshev's points.
+    """Scaled information ``sqrt(V (Q + V)) (Q + V) / Q * information``: integrated for two tokens, else a polynomial fit.
 
     A function of s; both ends are exact.
     """
@@ -140,7 +140,7 @@ def information_estimates(tokens: int, s: float) -> Host:
 
 
 def _probability_bound(label: Host, a: Host) -> Host:
-    """An upper bound (n,) of the probability of a label: that of its least likely inequality, for both signs."""
+    """Upper bound (n,) of a label's probability: that of its least likely inequality, for both signs."""
     above = np.where(label == label[0], 1.0, -1.0)
     gap = (a[:, label] - a) / math.sqrt(2)
     followers, ndtr = label != np.arange(len(label)), special(np).ndtr
@@ -151,7 +151,7 @@ def _probability_bound(label: Host, a: Host) -> Host:
 
 
 def _sign_information(k: Host) -> Host:
-    """``phi^2 / (Phi (1 - Phi))``: mean of g^2 when only the sign of ``z ~ N(k, 1)`` is seen."""
+    """Mean square of g if only the sign of ``z ~ N(k, 1)`` is observed: ``phi^2 / (Phi (1 - Phi))``."""
     log_ndtr = special(np).log_ndtr
     return np.asarray(np.exp(-k * k - log_ndtr(k) - log_ndtr(-k)) / (2 * math.pi))
 
@@ -165,7 +165,7 @@ def _mean_sign_information(ratio: float) -> float:
 
 
 def _pair_leads(omega: Host, a: int, b: int) -> Host:
-    """1 where the middle of tokens a and b is positive and above all others, or negative and below them; else 0."""
+    """Indicator that the mean of tokens a and b is positive and above all other tokens, or negative and below them."""
     middle = (omega[:, a] + omega[:, b]) / 2
     rest = np.delete(omega, [a, b], axis=1) * np.sign(middle)[:, None]
     return np.asarray((rest < np.abs(middle)[:, None]).all(axis=1), dtype=float)
@@ -179,7 +179,7 @@ def _mean_pair_leads(tokens: int) -> float:
 
 
 def two_token_information(s: float) -> float:
-    """``V I`` at ``s = sqrt(V / (Q + V))``."""
+    """Scaled information ``V I`` for two tokens at ``s = sqrt(V / (Q + V))``."""
     width = math.sqrt(1 - s * s) / s
     one = _omega_panels(width)
     both = [np.concatenate([-one[0][::-1], one[0]]), np.concatenate([one[1][::-1], one[1]])]
@@ -198,7 +198,7 @@ def two_token_information(s: float) -> float:
 
 
 def _omega_panels(width: float) -> tuple[Host, Host]:
-    """Nodes and weights on the positive side, as far as ``N(0, width^2)`` reaches."""
+    """Quadrature nodes and weights on the positive side, as far as ``N(0, width^2)`` reaches."""
     edges = [0.0, min(1.0, width)]
     while edges[-1] < FAR * width:
         edges.append(2 * edges[-1])
@@ -209,7 +209,7 @@ def _omega_panels(width: float) -> tuple[Host, Host]:
 
 
 def _opposite(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """Tokens of opposite sign, ``a = (h, k)``: ``|a|^2``, probability and its squared gradient."""
+    """For two tokens of opposite sign, ``a = (h, k)``: ``|a|^2``, probability and its squared gradient."""
     a = np.stack([h, k])
     up, down = special(np).ndtr(a), special(np).ndtr(-a)
     slope = normal_density(a) * (down - up)[::-1]
@@ -217,7 +217,9 @@ def _opposite(h: Host, k: Host) -> tuple[Host, Host, Host]:
 
 
 def _equal(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """The same of a first token further out than the second on its side, ``h = a_2`` and ``k = (a_1 - a_2) / sqrt(2)``."""
+    """For two tokens of equal sign, the first further out: ``|a|^2``, probability, squared gradient; ``h = a_2``, ``k = (a_1
+    - a_2) / sqrt(2)``.
+    """
     root = math.sqrt(2)
     above, below = log_cdf(h, k, -1 / root), log_cdf(-h, -k, -1 / root)
     up, down = np.exp(above.value), np.exp(below.value)

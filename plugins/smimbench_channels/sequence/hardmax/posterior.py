@@ -1,4 +1,4 @@
-r"""Posterior moments of the hardmax channel: one integral over an interval for each of (at most) two groups of tokens.
+r"""Posterior moments of the hardmax channel, by one integral over an interval for each of (at most) two groups of tokens.
 
 A row of positive z_m points at the largest of all z, a row of negative z_m at the smallest. A label therefore splits the
 tokens into (at most) two groups, each with a leader, and says, up to one overall sign: all of one group lie between zero and
@@ -36,7 +36,7 @@ DEPTH = 30.0
 
 
 class Moments(NamedTuple):
-    """``e = (z - omega) / sqrt(V)``: its mean (n, M), mean square (n, M) and outer product (n, M, M) or None."""
+    """Moments of ``e = (z - omega) / sqrt(V)``: mean (n, M), mean square (n, M) and outer product (n, M, M) or None."""
 
     log_partition: Array
     shift: Array
@@ -53,7 +53,7 @@ def posterior_moments(y: Array, a: Array, full: bool) -> Moments:
 
 
 def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> Moments:
-    """Sum over the overall sign: the first group above zero and the second below, or the other way round."""
+    """Moments summed over the overall sign: first group above zero and second below, or the other way round."""
     n, M = a.shape
     place = xp.arange(M, dtype=y.dtype, device=array_api_compat.device(y))[None, :]
     first = y == y[:, :1]
@@ -78,7 +78,7 @@ def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> Moments:
 
 
 def _group_moments(xp: Any, a: Array, member: Array, leader: Array, full: bool) -> Moments:
-    """One group of each sample, above zero: moments of ``z ~ N(a, I)`` given ``0 < z_m < z_leader`` for the other members.
+    """Moments of one group of each sample, above zero: ``z ~ N(a, I)`` given ``0 < z_m < z_leader`` for other members.
 
     Tokens that are not of the group have zero moments.
     """
@@ -102,7 +102,7 @@ def _log_density(x: Array) -> Array:
 
 
 def _truncated(xp: Any, low: Array, high: Array) -> tuple[Array, Array, Array]:
-    """A standard normal variable between ``low`` and ``high``: log-probability, and density over it at both ends."""
+    """Standard normal variable between ``low`` and ``high``: log-probability, and relative density at both ends."""
     # on the side where probabilities are small
     mirror = low + high > 0
     one, two = xp.where(mirror, -high, low), xp.where(mirror, -low, high)
@@ -112,7 +112,7 @@ def _truncated(xp: Any, low: Array, high: Array) -> tuple[Array, Array, Array]:
 
 
 def _leader_interval(xp: Any, a: Array, member: Array, followers: Array, top: Array) -> tuple[Array, Array]:
-    """Ends in t of what counts of the integrals, (n,) each; ``top`` is the mean of the leader."""
+    """Ends of the relevant integration interval in t, (n,) each; ``top`` is the leader's mean."""
 
     def height(t: Array) -> tuple[Array, Array, Array]:
         """Logarithm of the integrand, its slope and curvature."""
@@ -143,7 +143,7 @@ def _leader_interval(xp: Any, a: Array, member: Array, followers: Array, top: Ar
 
 
 def _integrate_interval(xp: Any, a: Array, member: Array, leader: Array, full: bool) -> Moments:
-    """``_group_moments`` of groups with followers: Gauss-Legendre's rule in ``t = z_leader - a_leader``."""
+    """Moments of groups with followers, by Gauss-Legendre quadrature in ``t = z_leader - a_leader``."""
     followers = member & ~leader
     top = xp.sum(xp.where(leader, a, 0.0), axis=-1)
     begin, end = _leader_interval(xp, a, member, followers, top)

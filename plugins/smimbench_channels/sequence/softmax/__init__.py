@@ -98,12 +98,12 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     @property
     def components(self) -> int:
-        """L, one direction per layer."""
+        """Number of layers L, with one direction per layer."""
         return self.layers
 
     @property
     def equations(self) -> float:
-        """Independent equations that a noiseless label gives for the latents: its M numbers ``u``, up to a sign."""
+        """Number of independent equations in a noiseless label: M, which fix ``u`` up to a sign."""
         return float(self.tokens)
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
@@ -137,11 +137,11 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     @property
     def sampling(self) -> Sampling:  # type: ignore[override]
-        """Labels that are enough for differences, and posteriors on other points."""
+        """Number of labels that finite differences need, and how to draw posteriors on other points."""
         return Sampling(functools.partial(rough_labels, self._network), self._resampled)
 
     def _resampled(self, index: int) -> SequenceSoftmax:
-        """The same channel, whose sampled posterior uses other points for every ``index``; itself where nothing is sampled.
+        """A copy of the channel whose sampled posterior uses other points for every ``index``; itself if nothing is sampled.
 
         Points are shared by all samples of a call, and so is their error. Means over calls with several indices lose it.
         """
@@ -153,7 +153,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         return other
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """``log Z_out`` (n,): log-density of the label, in the coordinate ``u`` modulo sign.
+        """Log-density ``log Z_out`` (n,) of the label, in the coordinate ``u`` modulo sign.
 
         ``Z_out = p(u) + p(-u)``, ``p`` the Lebesgue density of ``u(z)`` under ``z ~ N(omega, V (x) I)``; its
         integral over half of ``R^M`` is 1. The density of ``y`` differs by a Jacobian of ``y`` alone. The
@@ -187,7 +187,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         return integrate(self._network, u, omega, covariance, full=full, **options)
 
     def _check_digits(self, y: Array) -> None:
-        """Refuse labels of many layers that attention without a skip connection has made all alike."""
+        """Reject labels that many layers without skip connection have made so alike that double precision is lost."""
         lost = int(namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype)))
         # one in a hundred labels may have lost its digits, and three in the smallest batches
         if lost > 1e-2 * y.shape[0] + 3:
@@ -215,7 +215,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         return means_over_labels(self._network, Q, V, labels, 0)
 
     def susceptibility(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
-        """How the information of layers without overlap starts: ``I_ab = lambda_ab Q_ab`` to first order.
+        """First-order coefficients of the information of layers without overlap, ``I_ab = lambda_ab Q_ab``.
 
         ``lambda_ab = E sum_mk G_a,mk G_b,mk`` with ``G_a = (E[z_a z_a^T | y, omega] - V_aa I) / V_aa^2``;
         the weak recovery of layer a happens where ``alpha lambda_aa`` reaches 1 (for a standard normal

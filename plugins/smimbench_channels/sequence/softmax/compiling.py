@@ -1,4 +1,4 @@
-"""Numba's compiler as the kernels of the softmax channel use it: machine code is kept where there is a folder for it."""
+"""Compiles the softmax channel's kernels with numba; machine code is cached if there is a folder for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numba import njit
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled at its first call, without the lock of the interpreter and without checks for division by zero.
+    """Compile a function at its first call, without the interpreter lock and without checks for division by zero.
 
     The machine code is kept for the next process. Where no folder can be written to, each process compiles again.
     """

@@ -1,4 +1,4 @@
-"""Information and susceptibility of the softmax channel: closed form, tables, or means over random labels.
+"""Information and susceptibility of the softmax channel: in closed form, from tables, or averaged over random labels.
 
 One layer has a closed form up to a quadrature (``one_layer``). Two tokens whose last layer, and at most one before it, has an
 overlap have tables (``last_layer``). For all others labels are drawn and averaged by ``smimbench.derive.label_means``. Where
@@ -43,12 +43,12 @@ def _has_table(network: Network, Q: Host, V: Host) -> bool:
 
 
 def rough_labels(network: Network, Q: Array, V: Array) -> int:
-    """Labels that are enough for differences of the information around (Q, V)."""
+    """Number of labels that suffices for differences of the information around (Q, V)."""
     return 2**12 if is_exact(network) or _has_table(network, to_host(Q), to_host(V)) else 2**9
 
 
 def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, which: int) -> Uncertain:
-    """Entry ``which`` of the means over labels, and its error, of each (Q, V) of a batch: from tables, or else drawn.
+    """Information or susceptibility (entry ``which``) and its error for a batch of (Q, V), from tables or random labels.
 
     For two layers or more: 0 is the information, 2 the susceptibility.
     """
@@ -71,7 +71,7 @@ def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, 
 
 
 def _by_differences(normal: Host, network: Network) -> Host:
-    """Standard normal numbers (n, L M) as (n, L, M): the first L (M - 1) are differences of tokens, the last L their sums.
+    """Reshape normal numbers (n, L M) to (n, L, M): the first L (M - 1) are differences of tokens, the last L sums.
 
     Attention depends on differences of tokens most, and Sobol points are most even in their first coordinates: errors of the
     information of two layers are 1.2 to 1.5 times smaller so, up to a factor of 2 for the last layer.
@@ -86,7 +86,7 @@ def _by_differences(normal: Host, network: Network) -> Host:
 
 
 def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Labels:
-    """Labels of one scramble and their posterior."""
+    """Labels of one scramble and their posterior moments."""
     layers, tokens = network.layers, network.tokens
     size = layers * tokens
     normal = normal_points(2 * size, labels, "deep attention: labels", scramble)
@@ -115,7 +115,7 @@ def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Lab
 
 
 def default_labels(network: Network, Q: Host, V: Host) -> int:
-    """Labels that are drawn unless a number is asked for: where the posterior is exact as many as ``WANTED`` takes.
+    """Default number of labels to draw: if the posterior is exact, as many as the accuracy ``WANTED`` needs.
 
     The information of a layer of small overlap rests on few labels that say much of it, and takes most; that of layers nearly
     known is much the same for all labels. The first ``FEWEST_LABELS`` of the labels say which it is.
@@ -135,7 +135,7 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
 
 @by_value(maxsize=512)
 def averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
-    """Means over labels, ``labels`` of them over all scrambles; ``Q`` and ``V`` (L, L).
+    """Information and susceptibility averaged over ``labels`` labels in all scrambles; ``Q`` and ``V`` (L, L).
 
     Control variates whose standard deviation is below 3e-3, and directions of them with singular values below 1e-6, are left
     out: numerical errors would not have mean zero.

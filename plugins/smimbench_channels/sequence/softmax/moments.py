@@ -19,7 +19,7 @@ class Moments(NamedTuple):
     error: Array  # (n,) estimated error of `shift`: root mean square over its entries, relative to sqrt(diag V)
 
     def posterior(self, omega: Array, full: bool) -> Posterior:
-        """The contract's form, in the data type of ``omega``; ``full`` says what ``second`` holds."""
+        """Convert to the ``Posterior`` of the channel contract, in the data type of ``omega``; ``full`` describes ``second``."""
         xp = namespace(omega)
         n, layers, tokens = omega.shape
         shift, wide = self.shift, xp.astype(omega, xp.float64)
@@ -47,7 +47,7 @@ class Moments(NamedTuple):
 def moments_of_means(
     mass: Array, level: Array, constant: float, means: Array, error: Array, shape: tuple[int, ...]
 ) -> Moments:
-    """Moments from posterior means (k, n): those of ``dz``, layer by layer, then the rows of the second moment.
+    """Moments from rows of posterior means (k, n): first of ``dz`` layer by layer, then the second moment.
 
     ``log Z_out = log(mass) + level - constant``; ``mass`` and ``level`` (n,), 0 mass where nothing was found; ``shape`` is
     (n, L, M).

@@ -1,4 +1,4 @@
-"""Deep attention with one direction per layer: forward pass, reverse mode, and the way back from the label.
+"""Deep attention with one direction per layer: forward pass, reverse mode, and inversion of the label.
 
 With ``S(v) = softmax_rows(v v^T)``, ``A(v) = c I + S(v)`` and latents ``z`` (n, L, M), one row per layer::
 
@@ -18,7 +18,7 @@ from smimbench_channels.batches import identity_like
 
 
 class Network(NamedTuple):
-    """Number of layers L and tokens M, and the skip strength c."""
+    """Size of a network: layers L, tokens M and skip strength c."""
 
     layers: int
     tokens: int
@@ -26,12 +26,12 @@ class Network(NamedTuple):
 
 
 def log_attention(v: Array) -> Array:
-    """``log S(v)``, the row-wise log-softmax of ``v v^T``: (..., M) to (..., M, M)."""
+    """Row-wise log-softmax ``log S(v)`` of ``v v^T``: (..., M) to (..., M, M)."""
     return log_softmax(v[..., :, None] * v[..., None, :])
 
 
 def attention(v: Array) -> Array:
-    """``S(v)``, the row-wise softmax of ``v v^T``: (..., M) to (..., M, M)."""
+    """Row-wise softmax ``S(v)`` of ``v v^T``: (..., M) to (..., M, M)."""
     xp = namespace(v)
     logits = v[..., :, None] * v[..., None, :]
     weights = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
@@ -49,7 +49,7 @@ def _apply_transposed(matrix: Array, vector: Array) -> Array:
 
 
 def attention_product(w: Array, skip: float) -> Array:
-    """``B_K`` (..., M, M), the product of the attention matrices of the K >= 1 layers ``w`` (..., K, M)."""
+    """Product ``B_K`` (..., M, M) of the attention matrices of the K >= 1 layers ``w`` (..., K, M)."""
     xp = namespace(w)
     B = attention(w[..., 0, :]) + skip * identity_like(w.shape[-1], w)
     for layer in range(1, w.shape[-2]):
@@ -95,7 +95,7 @@ def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
 
 
 def digits_lost(y: Array) -> Array:
-    """Which labels (n, 2, 2) of two tokens are too close to 1/2 for double precision to say ``u_1 - u_2`` to some percent."""
+    """Mask of two-token labels (n, 2, 2) too close to 1/2 for double precision to give ``u_1 - u_2`` to a few percent."""
     xp = namespace(y)
     scaled = y[:, :, 0] - y[:, :, 1]
     # rounding errors that ``(u_1 - u_2)^2`` must exceed to count as known

@@ -1,6 +1,4 @@
-"""Closed forms of softmax with a single layer, whose label leaves ``u`` or ``-u``: posterior, log-partition,
-information, susceptibility.
-"""
+"""Closed forms for softmax with one layer, whose label fixes ``u`` up to a sign: posterior, log-partition, information."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ def _sech_squared(xp: Any, t: Array) -> Array:
 
 
 def posterior(u: Array, omega: Array, V: Array, second_moment: bool = False) -> Posterior:
-    """Two points, ``E[z | y] = u tanh(u . omega / V)``; ``u`` (n, M), ``omega`` (n, 1, M), ``V`` (1, 1)."""
+    """Two-point posterior with mean ``E[z | y] = u tanh(u . omega / V)``; ``u`` (n, M), ``omega`` (n, 1, M), ``V`` (1, 1)."""
     xp = namespace(u, omega, V)
     t = xp.sum(u * omega[:, 0, :], axis=-1) / V[0, 0]
     mean = u * xp.tanh(t)[:, None]
@@ -31,7 +29,7 @@ def posterior(u: Array, omega: Array, V: Array, second_moment: bool = False) -> 
 
 
 def log_partition(u: Array, omega: Array, V: Array) -> Array:
-    """``log[N(u; omega, V) + N(-u; omega, V)]`` (n,)."""
+    """Log-density of the label, ``log[N(u; omega, V) + N(-u; omega, V)]`` (n,)."""
     xp = namespace(u, omega, V)
     v = V[0, 0]
     center = omega[:, 0, :]
@@ -54,13 +52,15 @@ def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
 
 
 def susceptibility(Q: Array, V: Array, tokens: int) -> Uncertain:
-    """``M (M + 1) / V^2`` where Q = 0, else 0; (..., 1, 1). The label leaves +-z, so ``G = (z z^T - V I) / V^2``."""
+    """Susceptibility ``M (M + 1) / V^2`` where Q = 0, else 0; (..., 1, 1). The label leaves +-z, so ``G = (z z^T - V I) /
+    V^2``.
+    """
     value = (Q == 0.0) * (tokens * (tokens + 1.0)) / (V * V)
     return Uncertain(value, 0.0 * value, "closed form")
 
 
 def information(Q: Array, V: Array, tokens: int) -> Uncertain:
-    """``Phi = E |g|^2`` for overlap ``Q`` and error ``V``, both (..., 1, 1).
+    """Information ``Phi = E |g|^2`` for overlap ``Q`` and error ``V``, both (..., 1, 1).
 
     With ``tau = Q + V``, ``k = Q / V``, ``rho^2 ~ chi^2_M`` and ``x ~ N(0, 1)``::
 

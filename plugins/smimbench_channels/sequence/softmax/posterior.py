@@ -1,4 +1,4 @@
-"""Chooses the integrator for the posterior of deep attention with two layers or more: quadrature or importance sampling."""
+"""Chooses quadrature or importance sampling for the posterior of deep attention with two or more layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SEEDS = 1000
 
 
 def most_layers(tokens: int) -> int:
-    """Largest number of layers that have an integrator: 4 for two tokens, 2 for three, 1 for more."""
+    """Largest supported number of layers: 4 for two tokens, 2 for three, 1 for more."""
     return {2: 4, 3: 2}.get(tokens, 1)
 
 
 def is_exact(network: Network) -> bool:
-    """Whether ``integrate`` reaches any accuracy: two layers of two tokens."""
+    """Whether ``integrate`` can reach any accuracy, as it can for two layers of two tokens."""
     return network.layers == network.tokens == 2
 
 
@@ -33,7 +33,7 @@ def integrate(
     seed: int = 0,
     gap: Array | None = None,
 ) -> Moments:
-    """Posterior moments of outputs ``u``: quadrature where it is exact, importance sampling for all others.
+    """Posterior moments given outputs ``u``, by quadrature where it is exact, else by importance sampling.
 
     ``network`` has at least two layers, at most ``most_layers``. ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means,
     both in float64; ``V`` (L, L) is positive definite, on the host. ``accuracy`` is the target for the relative error of every

@@ -1,5 +1,4 @@
-"""Posterior of deep attention by importance sampling: the stages, scrambles and blocks of samples, and when a mixture
-is replaced.
+"""Posterior of deep attention by importance sampling in stages, with mixtures that adapt to the samples.
 
 After ``z_L = +- B^{-1} u`` an integral over the other layers ``w = (z_1 .. z_{L-1})`` is left, in M (L - 1)
 dimensions. Where ``V`` is small it lives on a thin curved set, so points come from a mixture of proposals,
@@ -134,7 +133,7 @@ def _importance_block(
 def _estimate(
     xp: Any, law: Law, V: Host, u: Array, omega: Array, proposal: Proposal, sizes: Sizes, seed: int, full: bool
 ) -> _Estimate:
-    """All scrambles of the mixture; weights are kept relative to the largest one seen. Infinite errors where none has any."""
+    """Posterior moments from all scrambles of the mixture; infinite errors where no point has weight."""
     level, squares = xp.full_like(u[:, 0], -1e300), xp.zeros_like(u[:, 0])
     parts: list[Array] = []
     for scramble in range(SCRAMBLES):
@@ -171,7 +170,7 @@ def _estimate(
 
 
 def _sign_odds(xp: Any, law: Law, omega: Array, z: Array) -> tuple[list[Array], dict[tuple[int, int], Array]]:
-    """Given z (n, L, M, points) up to a sign of each layer: posterior odds of the other sign, alone and in pairs.
+    """Posterior odds of the other sign of each layer, and of pairs of layers, for z (n, L, M, points) known up to signs.
 
     A label does not change with these signs, so only the Gaussian law tells them apart, and they are summed out exactly. There
     are no pairs if layers are independent.
@@ -211,7 +210,7 @@ def _sign_odds(xp: Any, law: Law, omega: Array, z: Array) -> tuple[list[Array], 
 
 
 def _weighted_sums(xp: Any, law: Law, omega: Array, points: Points, weight: Array, full: bool) -> Array:
-    """Sums (moments, n) over points: weight, shift, then the second moment or its traces over tokens."""
+    """Sums (moments, n) over points: of the weight, the shift, and the second moment or its traces over tokens."""
     n, layers = weight.shape[0], range(law.layers)
     deviation = xp.stack([xp.stack(row, axis=1) for row in points.dz], axis=1)
     place = deviation + omega[..., None]

@@ -25,7 +25,7 @@ SINGULAR = 1e-70  # determinants below this count as this: large numbers without
 
 
 class Mixing(NamedTuple):
-    """``B / (1 + c)^K`` of two tokens: its rows add up to 1, so that three numbers say it with all digits.
+    """Mixing matrix ``B / (1 + c)^K`` of two tokens as three numbers, without loss of digits; its rows sum to 1.
 
     ``one`` and ``two`` are the off-diagonal entries, ``gap`` is ``h_1 - h_2`` of the last layer in it, and ``slopes`` is
     ``p (1 - p) q (1 - q)`` of its attention.
@@ -40,7 +40,7 @@ class Mixing(NamedTuple):
 
 
 def mixing(xp: Any, w: Vectors, skip: float, like: Array) -> Mixing:
-    """The product of the attention matrices of the layers ``w``, each of two tokens; of no layer, in the shape of ``like``."""
+    """Product of the attention matrices of the layers ``w``, each of two tokens; identity for no layer, shaped like ``like``."""
     zero = xp.zeros_like(like)
     found = Mixing(zero, zero, zero + 1.0, 0, zero, zero)
     for z in w:
@@ -49,7 +49,7 @@ def mixing(xp: Any, w: Vectors, skip: float, like: Array) -> Mixing:
 
 
 def mix_one_more(xp: Any, before: Mixing, z: list[Array], skip: float) -> Mixing:
-    """``A(B z) B`` for the latents ``z`` of one more layer."""
+    """Mixing after one more layer of latents ``z``: ``A(B z) B``."""
     a, _ = mixed(before, z, skip)
     d = (1.0 + skip) ** before.layers * before.determinant * (z[0] - z[1])
     first = xp.exp(clip(-a * d, -300.0, 300.0))
@@ -65,20 +65,20 @@ def mix_one_more(xp: Any, before: Mixing, z: list[Array], skip: float) -> Mixing
 
 
 def mixed(B: Mixing, z: list[Array], skip: float) -> list[Array]:
-    """``B z``."""
+    """Product ``B z`` of the mixing matrix and latents."""
     scale, difference = (1.0 + skip) ** B.layers, z[0] - z[1]
     return [scale * (z[0] - B.one * difference), scale * (z[1] + B.two * difference)]
 
 
 def unmixed(B: Mixing, u: list[Array], difference: Array, skip: float) -> list[Array]:
-    """``B^{-1} u``, exact where B is nearly singular: nothing is subtracted but ``difference``, which is ``u_1 - u_2``."""
+    """Solution ``B^{-1} u``, exact where B is nearly singular because ``difference``, ``u_1 - u_2``, is given."""
     scale = (1.0 + skip) ** -B.layers
     step = scale * difference / clip(B.determinant, SINGULAR)
     return [scale * u[0] + B.one * step, scale * u[1] - B.two * step]
 
 
 def output_gap(z: Array, skip: float) -> Array:
-    """``u_1 - u_2`` (n,) of two tokens, with all its digits however much alike attention makes them; z (n, L, 2)."""
+    """Difference ``u_1 - u_2`` (n,) of two tokens without loss of digits, however similar they are; z (n, L, 2)."""
     before = z.shape[1] - 1
     last = z[:, before, 0] - z[:, before, 1]
     w = [[z[:, layer, m] for m in range(2)] for layer in range(before)]
@@ -86,7 +86,7 @@ def output_gap(z: Array, skip: float) -> Array:
 
 
 def attention(xp: Any, v: list[Array], skip: float) -> Vectors:
-    """``A(v) = c I + S(v)`` of three tokens."""
+    """Attention matrix ``A(v) = c I + S(v)`` of three tokens."""
     rows = []
     for m, own in enumerate(v):
         weights = [xp.exp(clip(own * (other - own), -300.0, 300.0)) for other in v]
@@ -108,12 +108,12 @@ def adjugate(A: Vectors) -> tuple[Vectors, Array]:
 
 
 def total(arrays: Iterable[Array]) -> Array:
-    """Their sum."""
+    """Sum of a sequence of arrays."""
     return functools.reduce(operator.add, arrays)
 
 
 def combine(rows: Host, vectors: Vectors) -> Vectors:
-    """``sum_k rows[l, k] vectors[k]`` for every l; terms whose coefficient is 0 cost nothing."""
+    """Linear combinations ``sum_k rows[l, k] vectors[k]`` for every l; zero coefficients cost nothing."""
     result = []
     for row in rows:
         terms = [(float(r), vector) for r, vector in zip(row, vectors) if r != 0.0] or [(0.0, vectors[0])]
@@ -122,12 +122,12 @@ def combine(rows: Host, vectors: Vectors) -> Vectors:
 
 
 def squares(vectors: Vectors) -> Array:
-    """Sum of the squares of all entries."""
+    """Sum of squares of all entries."""
     return total(x * x for row in vectors for x in row)
 
 
 class Law(NamedTuple):
-    """The network and the constants of ``N(omega, V (x) I)``, on the host."""
+    """The network and the constants of the prior ``N(omega, V (x) I)``, on the host."""
 
     layers: int
     tokens: int
@@ -141,7 +141,7 @@ class Law(NamedTuple):
 
 
 def make_law(V: Host, tokens: int, skip: float) -> Law:
-    """Factors of V (L, L) that points and weights need."""
+    """Constants of the prior, with the factors of V (L, L) that points and weights need."""
     layers = len(V)
     rest = [*range(layers - 2), layers - 1]
     mixed = V[:-1, -1]
@@ -160,7 +160,7 @@ def make_law(V: Host, tokens: int, skip: float) -> Law:
 
 
 class Points(NamedTuple):
-    """Points (samples, points) with what weights and moments need."""
+    """Integration points (samples, points) with what weights and moments need."""
 
     xi: Vectors
     dz: Vectors  # z - omega of every layer, z_L at the sign + of u
@@ -175,7 +175,7 @@ class Points(NamedTuple):
 
 
 def log_integrand(xp: Any, law: Law, u: list[Array], omega: Vectors, xi: Vectors) -> Points:
-    """The integrand at whitened points ``xi`` [layer][token], for both signs of u, in logarithms.
+    """Log-integrand at whitened points ``xi`` [layer][token], for both signs of u.
 
     ``u`` by token; of two tokens with their difference as a third number, for its digits.
     """
@@ -212,7 +212,7 @@ def log_integrand(xp: Any, law: Law, u: list[Array], omega: Vectors, xi: Vectors
 
 
 def log_of_sum(xp: Any, a: Array, b: Array) -> Array:
-    """``log(exp(a) + exp(b))``."""
+    """Stable ``log(exp(a) + exp(b))``."""
     return xp.maximum(a, b) + xp.log1p(xp.exp(-xp.abs(a - b)))
 
 

@@ -41,7 +41,7 @@ SPREAD = 1.3
 
 
 class Sizes(NamedTuple):
-    """Points of one scramble by where they come from.
+    """Number of points per scramble from each component of the mixture.
 
     From the prior; for two tokens only, from the prior solved for the layer before the last and for its difference of tokens;
     and from all Gaussians together, 0 before there are any.
@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """The mixture of one stage.
+    """The proposal mixture of one stage of importance sampling.
 
     ``odds`` (n, 4) of the signs (u, side) = (+,+), (+,-), (-,+), (-,-) are for two tokens. Gaussians, K for each sample, are
     ``center + SPREAD factor^{-T} x`` with standard normal x.
@@ -71,7 +71,7 @@ def _by_layer(law: Law, columns: list[Array]) -> Vectors:
 
 
 def _log_gaussians(xp: Any, proposal: Proposal, xi: Vectors) -> list[Array]:
-    """Log-densities of the Gaussian components, relative to that of the standard normal law at 0."""
+    """Log-densities of the mixture's Gaussians, relative to that of the standard normal law at 0."""
     flat = xp.stack([x for row in xi for x in row], axis=1)
     size, shrink = flat.shape[1], 1.0 / SPREAD
     logs = []
@@ -127,7 +127,7 @@ def _log_gaps(xp: Any, law: Law, u: list[Array], omega: Vectors, points: Points)
 def _gap_points(
     xp: Any, law: Law, u: list[Array], omega: Vectors, normal: Vectors, uniform: list[Array]
 ) -> tuple[Vectors, Array]:
-    """Whitened points for nearly singular attention, and where there are any.
+    """Whitened points for nearly singular attention matrices, and a mask of where there are any.
 
     The difference of the tokens of ``z_L`` is drawn from its law; with the other layers it fixes the determinant of the last
     attention matrix, and that the difference of the tokens of ``z_{L-1}``, by ``det A = (1 + c) (c + d^2 / 4)`` for small d.
@@ -166,7 +166,7 @@ def _gap_points(
 def _branch_points(
     xp: Any, law: Law, u: list[Array], omega: Vectors, odds: Array, normal: Vectors, uniform: Array
 ) -> tuple[Vectors, Array]:
-    """Whitened points from the prior of all layers but ``z_{L-1}``, which the label fixes; and where that has a solution."""
+    """Whitened points from the prior of all layers except ``z_{L-1}``, which the label fixes, and where a solution exists."""
     skip = law.skip
     shift = combine(law.other_root, normal)
     rest = [[o + x for o, x in zip(mean, row)] for mean, row in zip([*omega[:-2], omega[-1]], shift)]
@@ -198,7 +198,7 @@ def _branch_points(
 def draw_mixture(
     xp: Any, law: Law, outputs: Array, means: Array, proposal: Proposal, sizes: Sizes, seed: int
 ) -> tuple[Points, Array]:
-    """One scramble of the mixture; points and the logarithms of their weights.
+    """Draw one scramble of the mixture: points and log-weights.
 
     ``outputs`` are ``u`` by token, for two tokens followed by their difference, ``means`` is omega (n, L, M).
     """
@@ -247,7 +247,7 @@ def draw_mixture(
 
 
 def _choose_centers(xp: Any, law: Law, points: Points, log_weight: Array, seed: int) -> tuple[Array, Array, Array]:
-    """Centers (n, K, d), their sign of u (n, K), and the odds of the branches, from points seen so far."""
+    """Gaussian centers (n, K, d), their sign of u (n, K), and the odds of the branches, from earlier points."""
     noise = -np.log(-np.log(uniform_points(1, log_weight.shape[1], "deep attention: choice", seed)[:, 0]))
     # Eight of a sample, drawn without replacement with the square roots of the weights as odds: bold, but not blind to small
     # modes.
@@ -271,7 +271,7 @@ def _choose_centers(xp: Any, law: Law, points: Points, log_weight: Array, seed: 
 
 
 def _inverse(xp: Any, B: Array) -> Array:
-    """Inverse of small matrices (..., M, M); near singular ones are pushed away (only for search)."""
+    """Inverse of small matrices (..., M, M), regularized near singularity (used only for search)."""
     tokens = range(B.shape[-1])
     rows, determinant = adjugate([[B[..., m, k] for k in tokens] for m in tokens])
     scale = 1.0 / xp.where(xp.abs(determinant) < 1e-9, 1e-9, determinant)
@@ -311,7 +311,7 @@ def _posterior_curvature(
 
 
 def _approach_maximum(xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: Array) -> tuple[Array, Array]:
-    """Centers after four Gauss-Newton steps, shortened where they do not improve, and the curvature there."""
+    """Centers after four damped Gauss-Newton steps, and the curvature there."""
     state = centers, *_posterior_curvature(xp, law, u, omega, centers, sign)
     length = xp.ones_like(sign)
     for _ in range(4):
@@ -326,7 +326,7 @@ def _approach_maximum(xp: Any, law: Law, u: Array, omega: Array, centers: Array,
 
 
 def propose(xp: Any, law: Law, u: Array, omega: Array, points: Points, log_weight: Array, seed: int) -> Proposal:
-    """The mixture of the next stage, from points and the logarithms of their weights."""
+    """Mixture of the next stage, fitted to points and log-weights of the current one."""
     # Where every weight is zero any center is as good as another.
     centers, sign, odds = _choose_centers(xp, law, points, clip(log_weight, -1e300), seed)
     centers, curvature = _approach_maximum(xp, law, u, omega, centers, sign)

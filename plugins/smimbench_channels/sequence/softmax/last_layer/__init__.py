@@ -47,7 +47,7 @@ from smimbench_channels.sequence.softmax.last_layer.tables import (
 
 
 def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
-    """Whether one (Q, V), both (L, L), is covered.
+    """Whether this module can compute the information at one (Q, V), both (L, L).
 
     Both diagonal, L at least 2, and of the layers before the last at most one known (none for L = 2), and that one with an
     error of at least a quarter of its variance. The last layer must not be known so well that its factors fall between nodes.
@@ -64,7 +64,7 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
 
 
 class _Case(NamedTuple):
-    """One diagonal overlap: which layers are known."""
+    """Case of one diagonal overlap: which layers are known."""
 
     skip: float
     q: Host
@@ -78,7 +78,7 @@ class _Case(NamedTuple):
 
 
 def case_of(Q: Host, V: Host, skip: float, accuracy: Accuracy) -> _Case:
-    """The case of one (Q, V), both (L, L) and diagonal."""
+    """Case of one (Q, V), both (L, L) and diagonal."""
     q, v = np.diagonal(Q), np.diagonal(V)
     informed, free = ([int(a) for a in np.flatnonzero(part)] for part in (q > 0, q == 0))
     last = len(q) - 1
@@ -147,7 +147,7 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: Accuracy = ACCURACY) -> Ho
 
 
 class Labels(NamedTuple):
-    """Labels of one scramble: ``ut`` (n, 2), ``gap = ut_1 - ut_2``, and the means of the layers (n, L, 2)."""
+    """Labels of one scramble: outputs ``ut`` (n, 2), ``gap = ut_1 - ut_2``, and means of the layers (n, L, 2)."""
 
     ut: Host
     gap: Host
@@ -155,7 +155,7 @@ class Labels(NamedTuple):
 
 
 def draw_labels(case: _Case, scramble: int) -> Labels:
-    """Labels of one scramble."""
+    """Draw the labels of one scramble."""
     layers = len(case.q)
     normal = normal_points(2 * (layers + 2), case.labels, "last layer: labels", scramble).reshape(-1, layers + 2, 2)
     omega, z = (np.sqrt(scale)[:, None] * normal[:, :layers] for scale in (case.q, case.q + case.v))
@@ -170,7 +170,7 @@ def draw_labels(case: _Case, scramble: int) -> Labels:
 
 
 def posterior_of_labels(case: _Case, tables: Tables, labels: Labels, modes: KnownLayer | None) -> Moments:
-    """Posterior moments of the labels, in blocks that stay in the cache."""
+    """Posterior moments of the labels, in blocks that fit the cache."""
     parts = []
     for rows in blocks(len(labels.ut), 512):
         ut, gap, omega = (array[rows] for array in labels)
@@ -182,7 +182,7 @@ def posterior_of_labels(case: _Case, tables: Tables, labels: Labels, modes: Know
 
 
 def _averaged_columns(case: _Case, labels: Labels, found: Moments) -> tuple[Host, Host]:
-    """What is averaged, for ``informed`` and ``pairs``, and numbers with mean zero; (n, J) and (n, K)."""
+    """Columns to be averaged (n, J), for ``informed`` and ``pairs``, and control variates of mean zero (n, K)."""
     q, v, last = case.q, case.v, len(case.q) - 1
     square = found.square / v[last]
     G = {a: found.unknown[:, k, :3] for k, a in enumerate(case.unknown)}

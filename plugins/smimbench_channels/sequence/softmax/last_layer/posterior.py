@@ -104,18 +104,18 @@ def posterior_moments(
 
 
 def _gaussian(square: Host) -> Host:
-    """``exp(-square / 2)`` in single precision, and 0 where it is below ``exp(-DARKEST)``."""
+    """Gaussian factor ``exp(-square / 2)`` in single precision, 0 below ``exp(-DARKEST)``."""
     limit = np.float32(2 * DARKEST)
     return np.where(square > limit, np.float32(0), np.exp(np.float32(-0.5) * np.minimum(square, limit)))
 
 
 def _times_factor(amount: Host, factor: Host) -> Host:
-    """Products (n, K N) of the amounts (n, K) of the modes with a factor (n, N)."""
+    """Products (n, K N) of mode amplitudes (n, K) with a factor (n, N)."""
     return (amount[:, :, None] * factor[:, None, :]).reshape(len(factor), -1)
 
 
 class KnownLayer(NamedTuple):
-    """The layer on the outer grid, for one (Q, V): modes of its weights, and the tables summed over each mode.
+    """The known layer on the outer grid for one (Q, V): modes of its weights, and tables summed over each mode.
 
     The weight of an outer node, and its products with the node's coordinates and squared length, are linear combinations of
     few modes: far fewer bilinear forms than nodes are needed.
@@ -126,7 +126,7 @@ class KnownLayer(NamedTuple):
 
 
 def _weights_of_known_layer(tables: Tables, omega: Host, w: float) -> list[Host]:
-    """Weights (n, K) of the outer nodes for 1, both coordinates, and the squared length of the known layer."""
+    """Weights (n, K) of the outer nodes for the moments 1, both coordinates and squared length of the known layer."""
     z = tables.outer
     # The nodes stand on a square grid: a Gaussian factor for each of its coordinates.
     places, index = np.unique(np.concatenate([z, -z]), return_inverse=True)
@@ -139,7 +139,7 @@ def _weights_of_known_layer(tables: Tables, omega: Host, w: float) -> list[Host]
 
 
 def compress(tables: Tables, omega: Host, w: float) -> KnownLayer:
-    """Modes of the weights of samples like ``omega`` (n, 2); relative singular values below 2e-4 change 3e-5 and are left out."""
+    """Compress the weights of samples like ``omega`` (n, 2) to modes, without relative singular values below 2e-4."""
     stack = np.concatenate(_weights_of_known_layer(tables, omega, w))
     square, modes = np.linalg.eigh(stack.T @ stack)
     modes = modes[:, square > 2e-4**2 * square[-1]].T

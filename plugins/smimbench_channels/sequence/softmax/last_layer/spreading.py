@@ -1,4 +1,4 @@
-"""Points spread over a table, by cubic interpolation; compiled."""
+"""Spreads points over a table by cubic interpolation, compiled with numba."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _kernel = compiled(_add)
 
 
 def spread(count: int, x: Host, y: Host, moments: Host) -> Host:
-    """Table (N, m N) of ``moments`` (m, n) that stand at the positions x and y (n,), in units of the nodes.
+    """Table (N, m N) of ``moments`` (m, n) at positions x and y (n,), in units of the node spacing.
 
     Each point is shared out over the four nodes around it in x times the four in y, with the weights of Lagrange's formula.
     """

@@ -1,6 +1,4 @@
-"""Tables of the layers before the last: the prior law of the product of their attention matrices and its moments, on a
-grid of nodes, and their accuracy.
-"""
+"""Tables of the layers before the last: prior law and moments of the product of their attention matrices on a grid."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ MOST_NODES = 600
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Resolution of tables and means, each number with what it does and what happens when it is doubled."""
+    """Resolution of tables and means; each number says what it does and what happens when it is doubled."""
 
     # Least number of nodes along each axis. Doubled: changes of 3e-7.
     fewest_nodes: int = 48
@@ -41,7 +39,7 @@ class Accuracy:
     scrambles: int = 16
 
     def with_labels(self, labels: int) -> Accuracy:
-        """The same for so many labels in all; where they are few, on an outer grid whose error of 1e-3 is below their noise."""
+        """Copy of these settings for another total number of labels; few labels get a coarser outer grid (error 1e-3)."""
         each = max(16, labels // self.scrambles)
         found = replace(self, labels=each, outer_labels=each)
         return (
@@ -49,7 +47,7 @@ class Accuracy:
         )
 
     def outer_spacing(self, v: float) -> float:
-        """Spacing of the outer grid for a known layer of variance v, rounded down to one of few."""
+        """Spacing of the outer grid for a known layer of variance v, rounded down to one of a few values."""
         return float(self.outer_step * 2 ** (math.floor(self.spread_steps * math.log2(v)) / (2 * self.spread_steps)))
 
 
@@ -57,7 +55,7 @@ ACCURACY = Accuracy()
 
 
 def wanted_step(blind: bool, known: bool) -> float:
-    """Spacing of the nodes in log(1 + x) over the width of the Gaussian factors.
+    """Desired node spacing in log(1 + x) relative to the width of the Gaussian factors.
 
     It is smaller where the last layer is unknown (``blind``), larger where another one is ``known``. Doubled: a quarter of the
     tables, errors of 5e-4.
@@ -73,7 +71,7 @@ def mixing(z: Host, skip: float) -> tuple[Host, Host, Host]:
 
 @dataclass(frozen=True)
 class Tables:
-    """Prior sums ``sums`` (K, N, m N) on N nodes for each of x and y, for K values ``outer`` (K, 2) of the known layer.
+    """Prior sums ``sums`` (K, N, m N) on N nodes each for x and y, and K values ``outer`` (K, 2) of the known layer.
 
     The m blocks of columns are the mass with the Jacobian, then for every unknown layer, in units of its variance,
     ``z_1^2 - 1``, ``z_2^2 - 1``, ``z_1 z_2`` and ``|z z^T - I|^2 - 6``. ``share`` (K,) is the area of each outer value, and
@@ -98,7 +96,7 @@ def make_tables(
     reach: float,
     points: int,
 ) -> Tables:
-    """Tables for the layers before the last.
+    """Make the tables for the layers before the last.
 
     ``scales`` are their standard deviations, ``sqrt(Q + V)``; ``known`` is the layer that has an overlap, whose values stand on
     an outer grid of spacing ``spread``; ``count`` the number N of nodes of each axis up to ``reach``, in ``log(1 + x)``; ``copy``
@@ -139,7 +137,7 @@ def make_tables(
 
 @lru_cache(maxsize=8)
 def _two_token_grid(skip: float, fine: int) -> tuple[Host, Host]:
-    """Points (n, 1, 2) and weights of a standard normal layer.
+    """Grid points (n, 1, 2) and weights for a standard normal layer of two tokens.
 
     Trapezoidal rules in the mean of both tokens and in the logarithm of their gap: tokens that are
     nearly alike make the attention matrix nearly singular without a skip connection.
@@ -157,7 +155,7 @@ def _two_token_grid(skip: float, fine: int) -> tuple[Host, Host]:
 
 
 def _add_prior_points(sums: Host, z: Host, weight: Host, unknown: Host, skip: float, step: float) -> float:
-    """Spread prior points over a table (N, m N); returns the weight that lies beyond its last node."""
+    """Spread prior points over a table (N, m N); returns the weight lost beyond its last node."""
     count = len(sums)
     *off_diagonal, determinant = mixing(z, skip)
     last = step * (count - 1)
@@ -178,7 +176,7 @@ def _add_prior_points(sums: Host, z: Host, weight: Host, unknown: Host, skip: fl
 
 
 def _exchanged(sums: Host, count: int) -> Host:
-    """The table with the tokens exchanged: x with y, and the two diagonal moments of every layer."""
+    """The table with the two tokens exchanged: x with y, and both diagonal moments of every layer."""
     view = sums.reshape(count, -1, count)
     order = np.arange(view.shape[1])
     order[1:] = np.stack([order[2::4], order[1::4], order[3::4], order[4::4]], axis=-1).ravel()
@@ -186,7 +184,7 @@ def _exchanged(sums: Host, count: int) -> Host:
 
 
 def _half_plane(step: float, reach: float) -> tuple[Host, Host, list[int]]:
-    """Nodes of a square grid in a disc, one of each pair ``+-z``.
+    """Nodes of a square grid in a disc, only one of each pair ``+-z``.
 
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """
@@ -200,7 +198,7 @@ def _half_plane(step: float, reach: float) -> tuple[Host, Host, list[int]]:
 
 
 def nodes_needed(skip: float, layers: int, relative: float, wanted: float, accuracy: Accuracy) -> int:
-    """Nodes of an axis for a Gaussian factor whose variance is the fraction ``relative`` of the whole, ``V / (Q + V)``.
+    """Number of nodes on an axis for a Gaussian factor with the fraction ``relative``, ``V / (Q + V)``, of the variance.
 
     ``wanted`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
     """
@@ -209,7 +207,7 @@ def nodes_needed(skip: float, layers: int, relative: float, wanted: float, accur
 
 
 def node_count(skip: float, layers: int, relative: float, wanted: float, accuracy: Accuracy) -> int:
-    """Nodes of an axis that are used: as many as needed, rounded up so that tables serve more than one overlap, within limits."""
+    """Number of nodes on an axis: as many as needed, rounded up so that tables can be reused, within limits."""
     needed = nodes_needed(skip, layers, relative, wanted, accuracy)
     # two sizes of tables between one and twice as many nodes
     steps = max(0, math.ceil(2 * math.log2(needed / accuracy.fewest_nodes) - 1e-9))
@@ -217,6 +215,6 @@ def node_count(skip: float, layers: int, relative: float, wanted: float, accurac
 
 
 def farthest_node(skip: float, layers: int, accuracy: Accuracy) -> float:
-    """Largest ``log(1 + x)`` that ``layers`` layers of attention can make, or that is tabulated."""
+    """Largest ``log(1 + x)`` that ``layers`` layers of attention can produce, up to the end of the tables."""
     limit = math.log(accuracy.farthest[min(layers, len(accuracy.farthest)) - 1])
     return min(limit, layers * math.log1p(1.0 / skip)) if skip > 0 else limit

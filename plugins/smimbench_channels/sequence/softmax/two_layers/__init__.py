@@ -1,4 +1,4 @@
-"""Posterior of two-layer, two-token attention: the box of latents that the quadrature integrates, and boxes that were too small.
+"""Posterior of two-layer, two-token attention by quadrature over a box of latents, enlarged where it was too small.
 
 A box around the mean of the latents is integrated; samples whose label lies far from what their mean and variance lead to
 expect are done again in a larger one.
@@ -28,7 +28,7 @@ DEEPEST = 250.0
 
 @dataclass(frozen=True)
 class Rule:
-    """One adaptive quadrature of two layers: the problem, and when to stop."""
+    """Settings of one adaptive quadrature of two layers: the problem, and when to stop."""
 
     V: tuple[float, float, float]  # V_11, V_12, V_22
     skip: float  # c >= 0
@@ -40,12 +40,12 @@ class Rule:
 
     @property
     def moments(self) -> int:
-        """Number of sums: the weight, 4 first moments, and 10 second moments or 3 traces of them."""
+        """Number of computed sums: the weight, 4 first moments, and 10 second moments or 3 traces of them."""
         return 15 if self.full else 8
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What the kernel takes: the problem, when to stop, and ``moments``.
+        """Arguments of the kernel: the problem, when to stop, and ``moments``.
 
         The problem is V_11, V_22, V_12 / V_11, the variance of z_2 given z_1, c, and the units of z_1 and z_2.
         """
@@ -82,12 +82,12 @@ def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, ful
 
 
 def _even(number: float) -> int:
-    """Rounded up: points are summed in pairs."""
+    """Number rounded up to even, because points are summed in pairs."""
     return 2 * math.ceil(number / 2)
 
 
 def _integrate_box(u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array) -> tuple[Moments, Array]:
-    """Integrate where ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy.
+    """Integrals over the box ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy.
 
     That is the posterior mean of half the squared distance from ``omega`` in units of V; inf where nothing is.
     """
@@ -110,7 +110,7 @@ def _integrate_box(u: Array, omega: Array, rule: Rule, half_square: Array, depth
 
 
 def box_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -> tuple[Array, Array]:
-    """``kernel.host_sums`` for arrays of any namespace: CuPy arrays stay on their device, others go by the host."""
+    """Call ``kernel.host_sums`` for arrays of any namespace: on the device for CuPy, else through the host."""
     if array_api_compat.is_cupy_array(u):
         from smimbench_channels.sequence.softmax.two_layers.device import device_sums
 
@@ -122,7 +122,7 @@ def box_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -> 
 
 
 def _integrate_far_labels(u: Host, omega: Host, energy: Host, rule: Rule, half_square: float) -> Moments:
-    """Samples whose label lies far from what ``omega`` and ``V`` lead to expect, so that their box was too small.
+    """Integrals for samples whose label is unlikely under ``omega`` and ``V``, so that their box was too small.
 
     The posterior energy is about that of the most likely point, plus 1, and so says how large the box must be. Where the first
     box missed too much to tell, one for the variance 16 V does. Samples of energy above ``DEEPEST`` go to importance sampling,

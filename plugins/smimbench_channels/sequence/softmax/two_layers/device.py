@@ -1,4 +1,4 @@
-"""The adaptive quadrature on a CUDA device, from the kernel of the host.
+"""The adaptive quadrature on a CUDA device, compiled from the same kernel as on the host.
 
 Checked on any machine in Numba's simulator, and against the host on a device by ``pytest -m gpu``.
 """
@@ -28,7 +28,7 @@ def _integrate_samples(u, omega, reach, level, rule, result, error):
 
 
 def device_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> tuple[Array, Array]:
-    """``host_sums`` for arrays on a CUDA device, which stay there: a thread for every sample."""
+    """Integrals on a CUDA device, one thread per sample; arrays stay on the device (see ``host_sums``)."""
     xp = namespace(u)
     arrays = [xp.asarray(array, dtype=xp.float64, order="C") for array in (u, omega, reach, level)]
     sums, error = xp.empty((rule.moments, u.shape[0])), xp.empty(u.shape[0])

@@ -157,7 +157,7 @@ SHARE = 0.2  # part of the error that columns may have; doubled: the same true e
 
 
 def kernel(jit, inline, width, stride):
-    """The integral of one sample, compiled by ``jit``, its small parts by ``inline``.
+    """Make the kernel that integrates one sample, compiled by ``jit``, with its small parts compiled by ``inline``.
 
     It handles ``width`` columns at a time, in a table whose rows are ``stride`` apart: one array with rows at constant places, so
     that the compiler sees that they do not overlap.
@@ -462,7 +462,7 @@ _host_kernel = compiled(_integrate_block)
 
 
 def host_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> tuple[Array, Array]:
-    """Integrals over the boxes of a block of samples; NumPy arrays.
+    """Integrals over the boxes of a block of samples, for NumPy arrays.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is the ``Rule`` of ``two_layers``;
     ``reach`` (n,) the half width of the box around ``omega`` in units of ``sqrt(V)``, ``level`` (n,) the logarithm in units of
