@@ -90,21 +90,18 @@ def smimbench(*words: str) -> None:
 
 def draw(name: str) -> list[str]:
     """The figure of the first metric, and profiles where there are enough algorithms; names of the files."""
-    from smimbench import load_suite, plot, show
+    from smimbench import load_suite, plot
     from smimbench.report.charts import save
     from smimbench.report.profiles import profile_chart
-    from smimbench.report.rows import suite_records
+    from smimbench.report.results import Results
     from smimbench.report.style import save_figure
-    from smimbench.run.store import Store, theory_folder
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.store import Store
 
     suite = load_suite(name, SIZES[name])
     metric = suite.run.metrics[0]
     paths = save_figure(plot(suite, metric, results=WORK), WORK / "drawn", f"{name}-{metric}")
     if len(suite.algorithms) >= PROFILED:
-        store = Store(WORK / name)
-        pairs, cache = suite_records(suite, store, ("numpy",)), TheoryCache(theory_folder(store))
-        paths += save(profile_chart(suite, show(suite, results=WORK), pairs, cache, store), WORK / "drawn" / name)
+        paths += save(profile_chart(Results(suite, Store(WORK / name), ("numpy",))), WORK / "drawn" / name)
     found = []
     for path in paths:
         if path.suffix == ".svg":

@@ -113,18 +113,14 @@ def _rows(suite: Suite, store: Store, backends: Sequence[str], *, solve: bool) -
     """Rows of what is stored, their theory read or solved."""
     import warnings
 
-    from smimbench.report.rows import Rows, error_rows, find_optima, scored_rows, suite_records
-    from smimbench.run.store import theory_folder
-    from smimbench.run.theory_guard import GuardedTheory
+    from smimbench.report.results import Results
 
-    cache = GuardedTheory(theory_folder(store))
-    cache.solves = solve
-    pairs = suite_records(suite, store, backends)
-    rows = error_rows(pairs, suite, store, cache)
-    found = Rows([*rows, *scored_rows(suite, store, cache, find_optima(pairs, suite, cache))])
-    if cache.is_missing:
+    results = Results(suite, store, backends)
+    results.cache.solves = solve
+    rows = results.rows
+    if results.cache.is_missing:
         warnings.warn(f"not all theory of {suite.name} is stored; smimbench.run solves it", stacklevel=3)
-    return found
+    return rows
 
 
 def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[JsonObject]:

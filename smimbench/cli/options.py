@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from smimbench.registry.registry import Plugin
     from smimbench.run.store import Settings, Store
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.theory_guard import GuardedTheory
     from smimbench.suite.cells import Suite
 
 OK, NOT_OK, BAD_INPUT, UNFORESEEN, AGAIN, INTERRUPTED = 0, 1, 2, 70, 75, 130
@@ -219,12 +219,13 @@ class Request:
         found = self.settings()
         return Store(self.results / suite.name) if found is None else found.store
 
-    def theory(self) -> TheoryCache:
-        """Answers of theory under ``--results``, which all suites share."""
+    def theory(self, folder: Path | None = None, deadline: float | None = None, *, solve: bool = True) -> GuardedTheory:
+        """Answers of theory in a folder (default: the one under ``--results``, which all suites share)."""
         from smimbench.run.theory_guard import GuardedTheory
 
-        cache = GuardedTheory(self.results / "theory")
+        cache = GuardedTheory(folder or self.results / "theory", deadline)
         cache.remark = lambda line: self.remark([line])
+        cache.solves = solve
         return cache
 
     def options(self) -> list[str]:

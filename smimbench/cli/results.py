@@ -1,13 +1,10 @@
-"""Results of a suite as commands show them: gathered with their theory, kept as a table, presented with verdict,
-remarks, figures and exit code.
-"""
+"""Results of a suite as commands show them: with verdict, remarks, figures and exit code."""
 
 from __future__ import annotations
 
 import textwrap
 import time
 from collections import Counter
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
     from smimbench.cli.options import Request
     from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
+    from smimbench.report.results import Results
     from smimbench.run.store import Store
     from smimbench.suite.cells import Suite
 
@@ -31,129 +29,54 @@ SAID = ".said"
 """Next to records: what was last said of changed code, so that it is said once and not at every table."""
 
 
-class Results:
-    """All results of a suite on some backends with their theory, as far as it is stored; or solved, before a deadline."""
-
-    def __init__(
-        self,
-        suite: Suite,
-        store: Store,
-        backends: Sequence[str],
-        request: Request,
-        deadline: float | None = None,
-        *,
-        solve: bool = False,
-    ) -> None:
-        from smimbench.report.rows import paired
-        from smimbench.run.store import settings_folder, theory_folder
-        from smimbench.run.theory_guard import GuardedTheory
-
-        self.suite, self.store, self.records = suite, store, store.load(compact=True)
-        known = sorted({record["cell"]["backend"] for record in self.records.values()})
-        self.backends = backends or known or ["numpy"]
-        self.folder = settings_folder(suite, store)
-        self.cells = [cell for backend in self.backends for cell in suite.cells(backend)]
-        self.pairs = paired(self.cells, self.records)
-        self.cache = GuardedTheory(theory_folder(store), deadline)
-        self.cache.remark = lambda line: request.remark([line])
-        self.cache.solves = solve
-        self.counts = dict(Counter(record["status"] for _, record in self.pairs))
-
-    @cached_property
-    def rows(self) -> list[JsonObject]:
-        """Rows of the error table."""
-        from smimbench.report.rows import error_rows
-
-        return [*error_rows(self.pairs, self.suite, self.store, self.cache), *self.scored]
-
-    @cached_property
-    def scored(self) -> list[JsonObject]:
-        """Rows of estimates from elsewhere."""
-        from smimbench.report.rows import find_optima, scored_rows
-
-        return scored_rows(self.suite, self.store, self.cache, find_optima(self.pairs, self.suite, self.cache))
-
-    @cached_property
-    def extrapolated(self) -> list[JsonObject]:
-        """Values at infinite dimension, where there are three dimensions or more."""
-        from smimbench.report.extrapolation import extrapolated_rows
-
-        return extrapolated_rows(self.rows, self.suite.run.target)
-
-    @cached_property
-    def others(self) -> list[JsonObject]:
-        """Rows of what other versions of an item made."""
-        from smimbench.report.versions import other_version_rows
-
-        return other_version_rows(self.suite, self.cells, self.records)
-
-    def missing(self, backends: Iterable[str]) -> int:
-        """Cells on these backends that have no record."""
-        return sum(len(self.suite.cells(backend)) for backend in backends) - len(self.pairs)
-
-    def document(self) -> JsonObject:
-        """What ``show --json`` prints."""
-        from smimbench.report.verdict import summary, verdicts
-
-        return {
-            "suite": self.suite.name,
-            "title": self.suite.title,
-            "description": self.suite.description,
-            "verdicts": verdicts(self.rows),
-            "summary": summary(self.rows),
-            "rows": self.rows,
-            "extrapolated": self.extrapolated,
-            "status_counts": self.counts,
-            "missing": len(self.cells) - len(self.pairs),
-            "other_versions": self.others,
-            **({"left_out": list(self.suite.left_out)} if self.suite.left_out else {}),
-        }
-
-    @cached_property
-    def charts(self) -> list[Chart]:
-        """All figures, as data."""
-        from smimbench.report.figures import metric_chart, phase_chart
-        from smimbench.report.finite_size import size_charts
-        from smimbench.report.learning_curves import learning_chart, seconds_chart, spectrum_chart, trajectory_chart
-        from smimbench.report.profiles import profile_chart
-
-        suite, pairs, cache, store = self.suite, self.pairs, self.cache, self.store
-        found = [
-            *(metric_chart(suite, self.rows, cache, metric) for metric in suite.run.metrics),
-            learning_chart(suite, pairs, cache, store),
-            seconds_chart(suite, pairs, cache, store),
-            profile_chart(suite, self.rows, pairs, cache, store),
-            phase_chart(suite, cache),
-            trajectory_chart(suite, pairs, cache, store),
-            spectrum_chart(suite, pairs, cache),
-            *size_charts(suite, self.extrapolated),
-        ]
-        return [chart for chart in found if chart is not None]
-
-    def remark_missing_theory(self, request: Request) -> None:
-        """Say which command solves the theory that was asked for and is not stored."""
-        if self.cache.is_missing:
-            request.remark([f"not all theory of this is stored; '{request.typed('theory')}' solves it"])
-
-    def figures(self, folder: Path | None = None) -> list[Path]:
-        """Draw everything, by default next to the results; ImportError without matplotlib."""
-        from smimbench.report.charts import save
-
-        return [path for chart in self.charts for path in save(chart, folder or self.folder / "figures")]
-
-
 def stored_results(request: Request, backends: Sequence[str] = (), *, or_others: bool = False) -> Results:
     """Results of a suite on these backends (none: all there are); an error if there are none."""
+    from smimbench.report.results import Results
     from smimbench.run.campaign import changed_code
+    from smimbench.run.store import theory_folder
 
     suite = request.suite()
     store = request.store(suite)
-    results = Results(suite, store, backends, request)
+    results = Results(suite, store, backends, request.theory(theory_folder(store), solve=False))
     request.remark(store.complaints)
     request.remark(_not_said_before(suite, store, changed_code(results.cells, results.records.values())))
     if not results.pairs and not results.scored and not (or_others and results.others):
         raise click.UsageError(_nothing_of(request, suite, store, others=bool(results.others)))
     return results
+
+
+def remark_missing_theory(results: Results, request: Request) -> None:
+    """Say which command solves the theory that was asked for and is not stored."""
+    if results.cache.is_missing:
+        request.remark([f"not all theory of this is stored; '{request.typed('theory')}' solves it"])
+
+
+def charts_of(results: Results) -> list[Chart]:
+    """All figures, as data."""
+    from smimbench.report.figures import metric_chart, phase_chart
+    from smimbench.report.finite_size import size_charts
+    from smimbench.report.learning_curves import learning_chart, seconds_chart, spectrum_chart, trajectory_chart
+    from smimbench.report.profiles import profile_chart
+
+    suite, cache = results.suite, results.cache
+    found = [
+        *(metric_chart(suite, results.rows, cache, metric) for metric in suite.run.metrics),
+        learning_chart(results),
+        seconds_chart(results),
+        profile_chart(results),
+        phase_chart(suite, cache),
+        trajectory_chart(results),
+        spectrum_chart(results),
+        *size_charts(suite, results.extrapolated),
+    ]
+    return [chart for chart in found if chart is not None]
+
+
+def save_charts(charts: Iterable[Chart], folder: Path) -> list[Path]:
+    """Draw figures into a folder; ImportError without matplotlib."""
+    from smimbench.report.charts import save
+
+    return [path for chart in charts for path in save(chart, folder)]
 
 
 def _not_said_before(suite: Suite, store: Store, remarks: list[str]) -> list[str]:
@@ -192,8 +115,9 @@ def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -
 
 def kept_document(request: Request, reason: str) -> JsonObject | None:
     """The table of a finished run whose suite cannot be read any more, because an item is missing; with a remark."""
-    from smimbench.report.stored_table import kept_table
+    from smimbench.report.packed import TABLE, read_packed
     from smimbench.run.store import settings_under
+    from smimbench.suite import SuiteError
 
     path = Path(request.name)
     found = settings_under(path if path.is_dir() else request.results / path.stem)
@@ -202,20 +126,23 @@ def kept_document(request: Request, reason: str) -> JsonObject | None:
     # "replace": what is no text at all is another text than the one that was run.
     if path.suffix == ".toml" and path.read_text(encoding="utf-8", errors="replace") != found[0].shared["text"]:
         return None
-    document = kept_table(found[0].folder)
-    if document is not None:
-        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(found[0].shared.get("written", 0)))
-        request.remark([f"{reason}; shown is the table as it was made on {written}"])
+    try:
+        document, _ = read_packed(found[0].folder / TABLE)
+    except SuiteError:  # there is none that can be trusted
+        return None
+    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(found[0].shared.get("written", 0)))
+    request.remark([f"{reason}; shown is the table as it was made on {written}"])
     return document
 
 
 def present(results: Results, request: Request, *, figure: bool, full: bool = False, keep: bool = False) -> int:
     """Verdict and tables (or JSON), figures and the exit code."""
-    from smimbench.report.stored_table import keep_table
+    from smimbench.report.packed import TABLE, write_packed
+    from smimbench.run.store import Store
 
     document = results.document()
     if keep:
-        keep_table(results.folder, document)
+        write_packed(results.folder / TABLE, document, Store(results.folder).read_shared())
     code = present_document(document, request, results.folder, full=full)
     if figure and results.rows:
         _draw_figures(results, silent=request.as_json or request.quiet)
@@ -330,7 +257,7 @@ def _draw_figures(results: Results, *, silent: bool) -> None:
     from smimbench.run.theory_cache import THEORY_ERRORS
 
     try:
-        paths = results.figures()
+        paths = save_charts(charts_of(results), results.folder / "figures")
     except ImportError:
         complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return

@@ -33,7 +33,7 @@ from smimbench.cli.options import (
     print_json,
     several,
 )
-from smimbench.cli.results import Results, present
+from smimbench.cli.results import present
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,8 +92,10 @@ def run(
     time and run the same command again to go on.
     """
     from smimbench.cli.progress import run_progress
+    from smimbench.report.results import Results
     from smimbench.run.campaign import hide_seed, plan_campaign, publish_seed
     from smimbench.run.executor import Limits
+    from smimbench.run.store import theory_folder
 
     if how["dask"] and how["timing"]:
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
@@ -124,13 +126,14 @@ def run(
         request.remark([f"the seed was {suite.seed}; to rerun: {request.typed('run')} --set grid.seed={suite.seed}"])
     if part is not None:
         return code
-    results = Results(suite, store, backends, request, deadline, solve=True)
+    cache = request.theory(theory_folder(store), deadline)
+    results = Results(suite, store, backends, cache)
     if "theory" in how["retry"]:
-        results.cache.set_aside(plan.problem for plan in suite.plans)
+        cache.set_aside(plan.problem for plan in suite.plans)
     code = present(results, request, figure=not no_figure, full=full, keep=True)
-    if results.cache.is_late and not left:
+    if cache.is_late and not left:
         request.remark(["the budget is spent: theory is left; run the same command again to go on"])
-    return AGAIN if left or results.cache.is_late else code
+    return AGAIN if left or cache.is_late else code
 
 
 def _part_of_suite(text: str | None) -> Shard | None:

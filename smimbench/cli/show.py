@@ -30,7 +30,15 @@ from smimbench.cli.options import (
     print_json,
     several,
 )
-from smimbench.cli.results import Results, kept_document, name_figures, present_document, stored_results
+from smimbench.cli.results import (
+    charts_of,
+    kept_document,
+    name_figures,
+    present_document,
+    remark_missing_theory,
+    save_charts,
+    stored_results,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,23 +131,25 @@ def theory(
 
 def _solve_of_runs(request: Request, suite: Suite) -> None:
     """Solve what tables and figures of stored runs read: at the sample ratios really used, from their starts."""
+    from smimbench.report.results import Results
+    from smimbench.run.store import theory_folder
+
     store = request.store(suite)
     if not any(store.folder.glob("*.json")):  # nothing has been run
         return
-    results = Results(suite, store, (), request, solve=True)
+    results = Results(suite, store, (), request.theory(theory_folder(store)))
     if results.pairs and results.rows:
         with contextlib.suppress(ImportError):  # without matplotlib there are no figures
-            _ = results.charts
+            charts_of(results)
 
 
 def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None) -> list[Path]:
-    from smimbench.report.charts import save
     from smimbench.report.figures import theory_charts
     from smimbench.run.store import settings_folder
 
     try:
         folder = settings_folder(suite, request.store(suite)) / "figures"
-        return [path for chart in theory_charts(suite, request.theory(), alphas) for path in save(chart, folder)]
+        return save_charts(theory_charts(suite, request.theory(), alphas), folder)
     except ImportError:
         raise click.UsageError("a figure needs matplotlib; pip install 'smimbench[plot]'") from None
 
@@ -192,7 +202,7 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
     try:
         results = stored_results(request, backends, or_others=True)
         table = results.document()
-        results.remark_missing_theory(request)
+        remark_missing_theory(results, request)
         return table, Store(results.folder).read_shared(), results.folder
     except SuiteError as error:
         # A plugin may be missing that was there when all this was run.
@@ -217,13 +227,13 @@ def report(request: Request, output: Path) -> int:
     check_writable(output)  # said before an hour of theory, not after
     results = stored_results(request)
     missing = results.missing({cell.backend for cell, _ in results.pairs})
+    charts, shared = charts_of(results), Store(results.folder).read_shared()
     with tempfile.TemporaryDirectory() as folder:
-        shared = Store(results.folder).read_shared()
         page = render_page(
-            results.suite, results.rows, results.extrapolated, results.counts, missing, shared, results.charts,
-            results.figures(Path(folder)),
+            results.suite, results.rows, results.extrapolated, results.counts, missing, shared, charts,
+            save_charts(charts, Path(folder)),
         )  # fmt: skip
-    results.remark_missing_theory(request)
+    remark_missing_theory(results, request)
     write_atomically(output, page.encode())
     if not request.quiet:
         click.echo(f"wrote {output} ({output.stat().st_size / 1024:.0f} kB)")
@@ -242,7 +252,7 @@ def _runs_in(path: Path, request: Request) -> Runs:
     def rows(folder: Path) -> list[JsonObject]:
         results = stored_results(replace(request, name=str(folder)))
         rows = results.rows
-        results.remark_missing_theory(request)
+        remark_missing_theory(results, request)
         return rows
 
     found: Runs = {(o.suite, o.words): (o.folder, partial(rows, o.folder)) for o in settings_under(path)}
@@ -339,8 +349,7 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
 
 
 def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -> dict[str, Verification]:
-    from smimbench.report.packed import packed_under, verified_files
-    from smimbench.report.stored_table import verified_tables
+    from smimbench.report.packed import TABLE, packed_under, verified_files
     from smimbench.run.external import scores_of
     from smimbench.run.store import theory_folder
     from smimbench.run.verification import Verification, files, rerun, stored_theory
@@ -351,7 +360,8 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     found = {"files": files(store)}
     if (scores := files(scores_of(store))).checked or scores.wrong:
         found["scores"] = scores
-    if (tables := verified_tables(store.folder)).checked:
+    paths = sorted({*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")})
+    if (tables := verified_files(paths)).checked:
         found["tables"] = tables
     if packs := packed_under(store.folder.parent):
         found["packs"] = verified_files(packs)
@@ -368,8 +378,7 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
 
 
 def _verified_pack(request: Request, cells: int, seed: int, *, theory: bool) -> dict[str, Verification]:
-    from smimbench.report.packed import read_packed, verified_files
-    from smimbench.report.packed_verification import verify_packed
+    from smimbench.report.packed import read_packed, verified_files, verify_packed
     from smimbench.suite.reader import parse_suite
 
     if request.overrides or request.only:

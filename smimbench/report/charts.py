@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,8 @@ class Series:
 class Panel:
     """Series on two axes.
 
-    ``zero``: where the error axis, then logarithmic, ends at its zero, with ``top`` as its other end. ``ylim``: ends of the other
-    axes; ``cap``: at most so high; ``headroom``: room above the highest mark. ``extra`` are rows of the CSV without a series.
+    ``zero``: where the axis of an error, then logarithmic, ends at its zero; it goes up to ``top`` at least. ``cap``: none goes
+    higher. ``from_zero``: a linear one begins at 0. ``extra`` are rows of the CSV without a series.
     """
 
     title: str
@@ -74,14 +75,10 @@ class Panel:
     xlog: bool = False
     ylog: bool = False
     zero: float | None = None
-    top: float = 1.0
-    ylim: tuple[float | None, float | None] | None = None
-    xlim: tuple[float | None, float | None] | None = None
-    cap: float | None = None
-    headroom: float = 0.0
-    ticks: int | None = None
-    upright: float | None = None
-    thresholds: Sequence[tuple[float, str]] | None = None
+    top: float = 0.0
+    cap: float = math.inf
+    from_zero: bool = True
+    thresholds: Sequence[tuple[float, str]] = ()
     hard: Sequence[float] | None = None
     image: tuple[Any, Any, Any, str] | None = None
     extra: list[JsonObject] = field(default_factory=list)
@@ -130,42 +127,32 @@ def save(chart: Chart | None, folder: Path) -> list[Path]:
 
 
 def _draw_panel(axis: Any, panel: Panel) -> None:
-    if panel.image is not None:
-        x, y, values, label = panel.image
-        image = axis.pcolormesh(x, y, values, cmap="cividis", shading="nearest", vmin=0.0)
-        axis.figure.colorbar(image, ax=axis, label=label)
-        axis.grid(visible=False)
     for series in panel.series:
         if not series.hidden:
             _draw_series(axis, series, panel.zero)
-    if panel.upright is not None:
-        axis.axvline(panel.upright, color="0.6", lw=0.9, zorder=0)
-    if panel.ylim is not None:
-        axis.set_ylim(*panel.ylim)
-    if panel.headroom:  # or marks at the top are cut
-        low, high = axis.get_ylim()
-        low = min(0.0, low)
-        axis.set_ylim(low, max(high, axis.dataLim.y1 + panel.headroom * (axis.dataLim.y1 - low)))
-    top = panel.top
-    if panel.cap is not None:
-        top = min(float(axis.get_ylim()[1]), panel.cap)
-        axis.set_ylim(top=top)
-    if panel.zero is not None:
-        decades_to_zero(axis, panel.zero, top)
+    lowest, highest = axis.dataLim.y0, max(axis.dataLim.y1, panel.top)
+    if panel.image is not None:
+        x, y, values, label = panel.image
+        image = axis.pcolormesh(x, y, values, cmap="cividis", shading="nearest", vmin=0.0, zorder=0)
+        axis.figure.colorbar(image, ax=axis, label=label)
+        axis.grid(visible=False)
+        axis.set_xlim(x[0], x[-1])
+    elif panel.zero is not None:
+        decades_to_zero(axis, panel.zero, min(2.0 * highest, panel.cap))
     elif panel.ylog:
+        axis.set_ylim(lowest / 1.5, min(1.5 * highest, panel.cap))
         log_axis(axis, "y")
-    if panel.xlim is not None:
-        axis.set_xlim(*panel.xlim)
+    elif panel.from_zero and highest > lowest:  # with room for marks at the ends, which are cut without
+        lowest, highest = min(0.0, lowest), min(highest, panel.cap)
+        axis.set_ylim(lowest - 0.05 * (highest - lowest), highest + 0.06 * (highest - lowest))
     if panel.xlog:
         log_axis(axis, "x")
-    elif panel.ticks:
+    else:
         left, right = axis.get_xlim()
         close = right - left < 0.1 * right  # sample ratios that differ in late digits have long labels
-        axis.locator_params(axis="x", nbins=3 if close else panel.ticks)
-    above = 6
-    if panel.thresholds is not None:
-        above += 8 * threshold_lines(axis, panel.thresholds, panel.hard)
-    panel_title(axis, literal(panel.title), above=above)
+        axis.locator_params(axis="x", nbins=3 if close else 6)
+    names = threshold_lines(axis, panel.thresholds, panel.hard)
+    panel_title(axis, literal(panel.title), above=6 + 8 * names)
     if not panel.series and panel.image is None:
         axis.text(0.5, 0.5, "no value", transform=axis.transAxes, ha="center", va="center", fontsize=8, color="0.4")
     axis.set_xlabel(panel.xlabel)
@@ -221,7 +208,7 @@ def _page_panel(panel: Panel, many: bool) -> JsonObject:
         "xlog": panel.xlog,
         "ylog": panel.ylog,
         "traces": traces,
-        "thresholds": [{"at": at, "name": name} for at, name in panel.thresholds or () if min(ends) < at < max(ends)],
+        "thresholds": [{"at": at, "name": name} for at, name in panel.thresholds if min(ends) < at < max(ends)],
     }
 
 

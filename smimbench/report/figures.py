@@ -142,15 +142,7 @@ def theory_series(line: Line, name: str, color: str, dashes: Any, about: Mapping
     visible = (line.error > 2e-3 * np.maximum(np.abs(line.value), 2e-3)).any()
     rows = table(about, **line._asdict())
     if len(line.alpha) < 3:
-        style = {
-            "fmt": "_",
-            "ms": 10 if dashes == ":" else 16,
-            "mew": 1.5,
-            "lw": 0.9,
-            "capsize": 0,
-            "color": color,
-            "zorder": 2,
-        }
+        style = {"fmt": "_", "ms": 10 if dashes == ":" else 16, "mew": 1.5, "lw": 0.9, "color": color, "zorder": 2}
         return Series(name, *line[:2], style, rows, "marks", line.error if visible else None)
     band = (line.value - line.error, line.value + line.error) if visible else None
     style = {"color": color, "ls": dashes, "lw": 1.3, "zorder": 2}
@@ -237,8 +229,6 @@ def _metric_panel(
         series,
         plan.label,
         xlog=bool(seen) and max(seen) > 20.0 * min(seen),
-        headroom=0.06,
-        ticks=6,
         thresholds=marks,
         hard=found.get("hard_phase"),
         extra=table({**place, "what": "threshold"}, algorithm=[n for _, n in marks], alpha=[at for at, _ in marks]),
@@ -246,9 +236,7 @@ def _metric_panel(
     line = lines.get("Bayes-optimal")
     if about.direction == "lower" and line is not None and (line.value <= ZERO * suite.run.target).any():
         # Up to the target at least: where all errors are far below it, an axis of one decade would have no tick but 0.
-        highest = [row["mean"] + (row["sem"] or 0.0) for row in measured] + [float(np.nanmax(line.value))]
-        panel.zero, panel.headroom = floor_of([row["mean"] for row in measured], suite.run.target), 0.0
-        panel.top = 2.0 * max([*highest, suite.run.target / 2.0])
+        panel.zero, panel.top = floor_of([row["mean"] for row in measured], suite.run.target), suite.run.target / 2.0
     return panel
 
 
@@ -316,7 +304,7 @@ def _theory_panel(plan: ProblemPlan, metric: str, cache: TheoryCache, alphas: Se
             about = {"problem": plan.label, "component": k + 1, "branch": what}
             series.append(theory_series(line, name, color, "--" if what == UNINFORMED else "-", about))
     found = cache.thresholds(plan.problem)
-    return Panel(plan.label, "sample ratio α", find_metric(metric).label, series, plan.label, headroom=0.06, ticks=6,
+    return Panel(plan.label, "sample ratio α", find_metric(metric).label, series, plan.label,
                  thresholds=_threshold_marks(found, word), hard=found.get("hard_phase"))  # fmt: skip
 
 
@@ -363,7 +351,7 @@ def phase_chart(suite: Suite, cache: TheoryCache) -> Chart | None:
         points = table({"what": kind}, **{name: y, "alpha": x})
         series.append(Series("", x, y, {**style, "color": "white", "lw": 2.6}))
         series.append(Series(kind, x, y, {**style, "color": "black", "lw": 1.2, "marker": "o", "ms": 2.5}, points))
-    panel = Panel(suite.title, "sample ratio α", name.partition(".")[2], series, xlim=(low, high),
+    panel = Panel(suite.title, "sample ratio α", name.partition(".")[2], series,
                   image=(grid, values, error, "Bayes-optimal MSE"), extra=rows)  # fmt: skip
     caption = f"{suite.title}: Bayes-optimal squared error over the sample ratio and {name}; lines: thresholds."
     return Chart("phases", suite.title, [panel], caption)

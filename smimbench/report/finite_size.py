@@ -52,7 +52,7 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
     first, d = entries[0], letter_of(entries)
     # Not the colors of algorithms: light stands for many samples, in grey, too.
     shades = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, len(alphas)))
-    series, widest = [], 0.0
+    series: list[Series] = []
     for entry in sorted(entries, key=lambda e: e["alpha"]):
         k = alphas.index(entry["alpha"])
         color, marker = tuple(shades[k]), MARKERS[k % len(MARKERS)]
@@ -60,7 +60,6 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
         points = entry["points"]
         x = np.array([1 / p["dimension"] for p in points])
         y, error = (np.array([p[key] for p in points], dtype=float) for key in ("moved", "error"))
-        widest = max(widest, float(x.max()))
         sizes, counts = ([p[key] for p in points] for key in ("dimension", "n"))
         bars = {"color": color, "capsize": 2.5, "lw": 1.2, "zorder": 3}
         runs = table({**about, "what": "runs"}, dimension=sizes, n=counts, value=y, error=error)
@@ -90,4 +89,4 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
     name = first["algorithm"] + ("" if first["backend"] == "numpy" else f"@{first['backend']}")
     head = line_name(name, first["component_word"] or "component", component)
     label = find_metric(first["metric"]).label
-    return Panel(head, f"1 / {d}", label, series, first["problem"], xlim=(-0.021 * widest, None), ticks=5)
+    return Panel(head, f"1 / {d}", label, series, first["problem"], from_zero=False)

@@ -10,7 +10,7 @@ import numpy as np
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import grouped
 from smimbench.report.optimum import limit_of
-from smimbench.report.rows import LOST, Pair, bayes_point, find_optima, used_fresh
+from smimbench.report.rows import LOST, bayes_point, used_fresh
 from smimbench.report.statistics import EPSILONS, instance_of, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
 from smimbench.report.verdict import errors
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smimbench.files import JsonObject
-    from smimbench.run.store import Store
-    from smimbench.run.theory_cache import TheoryCache
-    from smimbench.suite.cells import Suite
+    from smimbench.report.results import Results
 
 CUT = 4.0
 """Where the performance profile ends: what is further from the best is no contender. Doubled, its interesting part shrinks."""
@@ -35,7 +33,7 @@ READING = (
 """How to read a profile."""
 
 
-def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> list[JsonObject]:
+def hits(results: Results) -> list[JsonObject]:
     """When each run came near the Bayes-optimal error, at its size where that is known: one entry for each run and nearness.
 
     Returns
@@ -46,22 +44,23 @@ def hits(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) 
         error (within the suite's target where that is 0), infinity where it never was. Without algorithms that draw samples
         of their own, see ``errors``, and without problems whose theory is not stored.
     """
-    problems, sized = {plan.label: plan.problem for plan in suite.plans}, find_optima(pairs, suite, cache)
     found = []
-    for cell, record in pairs:
-        problem = problems[cell.problem_label]
+    for cell, record in results.pairs:
+        problem = results.problem(cell.problem_label)
         n = problem.model.sample_count(cell.alpha, cell.dimension)
-        trajectory = None if record["status"] in LOST else store.trajectory(record)
+        trajectory = None if record["status"] in LOST else results.store.trajectory(record)
         if used_fresh(cell.algorithm, record) and record.get("fresh_samples", math.inf) > 1.5 * n:
             continue
-        point = bayes_point(cache, problem, problem.model.sample_ratio(n, cell.dimension))
-        best = sized.get((cell.problem_label, cell.alpha, cell.dimension)) or (limit_of(point) if point else None)
+        point = bayes_point(results.cache, problem, problem.model.sample_ratio(n, cell.dimension))
+        best = results.optima.get((cell.problem_label, cell.alpha, cell.dimension)) or (
+            limit_of(point) if point else None
+        )
+        if best is None:
+            continue
         lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
         where = (cell.problem_label, cell.alpha, cell.dimension, f"{cell.seed}/{cell.replicate}")
         for epsilon in EPSILONS:
-            if best is None:
-                continue
-            at = time_near(trajectory, near_goal(best.goal(instance_of(record)), epsilon, suite.run.target))
+            at = time_near(trajectory, near_goal(best.goal(instance_of(record)), epsilon, results.suite.run.target))
             # An algorithm that does not count its samples goes through all of them in every iteration.
             samples = at["iteration"] * n if math.isnan(at["samples"]) else at["samples"]
             at |= {"seconds": at["seconds"] + lost, "samples": samples}
@@ -79,14 +78,12 @@ def share_within(entries: Sequence[Mapping[str, Any]], axis: str) -> dict[str, t
     return curves
 
 
-def profile_chart(
-    suite: Suite, rows: Sequence[JsonObject], pairs: Sequence[Pair], cache: TheoryCache, store: Store
-) -> Chart | None:
+def profile_chart(results: Results) -> Chart | None:
     """Shares of targets reached against seconds, iterations and samples, and how near to the best error each comes."""
-    entries = hits(suite, pairs, cache, store)
+    entries, rows = hits(results), results.rows
     if len({e["algorithm"] for e in entries}) < 2:
         return None
-    looks = looks_of(suite)
+    looks, title = looks_of(results.suite), results.suite.title
 
     def steps(axis: str, name: str, points: tuple[Any, Any], x: Any, y: Any) -> Series:
         style = {"color": looks[name].color, "ls": looks[name].dashes, "drawstyle": "steps-post", "clip_on": False}
@@ -107,7 +104,7 @@ def profile_chart(
         for name, (x, y) in curves.items():
             ends, heights = np.concatenate([x[:1], x, [last]]), np.concatenate([[0.0], y, y[-1:]])
             series.append(steps(axis, name, (x, y), np.maximum(ends, least), heights))
-        panels.append(Panel("", label, "share of targets reached", series, xlog=True, ylim=(0, 1.02)))
+        panels.append(Panel("", label, "share of targets reached", series, xlog=True, top=1.0))
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
     known, series = errors([row for row in rows if row["backend"] in (rows[0]["backend"], ELSEWHERE)]), []
     places = sorted({place for own in known.values() for place in own}, key=str)
@@ -120,8 +117,6 @@ def profile_chart(
         heights = np.searchsorted(ratios, inside, side="right") / len(places)
         x, y = [1.0, *inside, CUT], [(ratios <= 1).mean(), *heights, heights.max(initial=0.0)]
         series.append(steps("error over the best", name, (inside, heights), np.array(x), np.array(y)))
-    last_panel = Panel(
-        "", "error over that of the best algorithm", "share of instances", series, xlim=(1, CUT), ylim=(0, 1.02)
-    )
-    caption, head = f"{suite.title}: profiles over all problems. {READING}", "Profiles over all problems"
-    return Chart("profiles", suite.title, [*panels, last_panel], caption, READING, head, READING, many=True)
+    panels.append(Panel("", "error over that of the best algorithm", "share of instances", series, top=1.0))
+    caption, head = f"{title}: profiles over all problems. {READING}", "Profiles over all problems"
+    return Chart("profiles", title, panels, caption, READING, head, READING, many=True)

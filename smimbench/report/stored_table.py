@@ -1,27 +1,18 @@
-"""A finished table as a document: its structure, and the copy next to ``run.json`` that can be shown where the plugin that made
-it is missing.
-"""
+"""The structure of a finished table, as ``show --json`` prints it and files hold it."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 from pydantic import Field
 
-from smimbench.files import read_json, write_atomically
 from smimbench.report.statistics import EPSILONS
-from smimbench.run.record import Number, check_model, digest_of
-from smimbench.run.verification import Verification, complaints_of
+from smimbench.run.record import Number, check_model
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from smimbench.files import JsonObject
 
-TABLE = "table/rows.json"
-"""In a folder of its own: files next to ``run.json`` are records."""
 Text = Annotated[str, Field(max_length=100_000)]
 Texts = list[Text]
 
@@ -195,37 +186,6 @@ class Document(_Open):
     rows: list[Row]
 
 
-def keep_table(folder: Path, document: JsonObject) -> None:
-    """Write the document that ``show --json`` prints, with a digest."""
-    body = json.loads(json.dumps(document, default=str))
-    write_atomically(folder / TABLE, table_text(body).encode(), durable_name=False)
-
-
-def table_text(document: JsonObject) -> str:
-    """A table as its file holds it, to the last byte."""
-    return json.dumps({"digest": digest_of(document), "document": document}, indent=1, allow_nan=False)
-
-
-def read_table(path: Path, *, whole: bool = True) -> JsonObject:
-    """The document in a file, with what follows from its rows found again unless it is not ``whole``.
-
-    Raises
-    ------
-    OSError
-        If there is none.
-    ValueError
-        If it was changed after it was written, or has another structure.
-    """
-    found = read_json(path)
-    if not isinstance(found, dict) or not isinstance(found.get("document"), dict):
-        raise ValueError("not a table of smimbench")
-    document: JsonObject = found["document"]
-    if found.get("digest") != digest_of(document):
-        raise ValueError("changed after it was written (digest does not match)")
-    found = checked_document(document)
-    return found if whole else document
-
-
 def checked_document(document: JsonObject) -> JsonObject:
     """A document of the right structure, with what follows from its rows found again: an older smimbench may have said less.
 
@@ -242,19 +202,3 @@ def checked_document(document: JsonObject) -> JsonObject:
     target = max((row["target"] for row in rows), default=0.0)
     follows = {"verdicts": verdicts(rows), "summary": summary(rows), "extrapolated": extrapolated_rows(rows, target)}
     return {**document, **follows}
-
-
-def kept_table(folder: Path) -> JsonObject | None:
-    """The document next to a ``run.json``; None where there is none that can be trusted."""
-    try:
-        return read_table(folder / TABLE)
-    except (OSError, ValueError):
-        return None
-
-
-def verified_tables(folder: Path) -> Verification:
-    """Whether the tables of a suite, under all its settings, are what was written, to the last byte."""
-    found = Verification()
-    for path in sorted({*folder.glob(TABLE), *folder.glob(f"settings/*/{TABLE}")}):
-        found.add(complaints_of(path, lambda path: table_text(read_table(path, whole=False))))
-    return found

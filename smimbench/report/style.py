@@ -154,7 +154,7 @@ def threshold_lines(axis: Any, marks: Sequence[tuple[float, str]], hard: Sequenc
         if (min(ends[1], 1.0) - max(ends[0], 0.0)) * panel_points(axis) > 4:
             axis.axvspan(*hard, color="0.9", zorder=0, label="hard phase")
     axis.set_xlim(low, high)
-    return max(1, len(last))
+    return len(last)
 
 
 def log_axis(axis: Any, which: str) -> None:

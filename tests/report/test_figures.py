@@ -17,7 +17,7 @@ from smimbench.report import figures
 from smimbench.report.charts import Chart, Panel, draw, save
 from smimbench.report.figures import Line, metric_chart, smooth, theory_charts, theory_series, varied
 from smimbench.report.learning_curves import seconds_chart
-from smimbench.report.rows import error_rows, suite_records
+from smimbench.report.results import Results
 from smimbench.report.style import COLORS, KNOWN, floor_of, looks, new_figure, save_figure, threshold_lines
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
@@ -39,14 +39,13 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
     path = write_suite(folder, TEXT)
     smimbench.run(path, results=folder / "results")
-    suite, store, cache = load_suite(path), Store(folder / "results" / "small"), TheoryCache()
-    pairs = suite_records(suite, store, ["numpy"])
-    rows = error_rows(pairs, suite, store, cache)
+    found = Results(load_suite(path), Store(folder / "results" / "small"), cache=TheoryCache())
+    suite, rows, cache = found.suite, found.rows, found.cache
     made, savefig = [], Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", lambda self, *a, **k: (made.append(self), savefig(self, *a, **k)))
         paths = [p for m in suite.run.metrics for p in save(metric_chart(suite, rows, cache, m), folder / "figures")]
-        paths += save(seconds_chart(suite, pairs, cache, store), folder / "figures")
+        paths += save(seconds_chart(found), folder / "figures")
     return suite, rows, folder / "figures", paths, made[::3]
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import smimbench
 from smimbench.report.charts import save
 from smimbench.report.learning_curves import chosen_panels, learning_chart, left_out, median_curve, spread
-from smimbench.report.rows import suite_records
+from smimbench.report.results import Results
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
@@ -47,9 +47,9 @@ def draw(tmp_path, text):
     smimbench.run(path, results=tmp_path / "results")
     suite = load_suite(path)
     store = Store(tmp_path / "results" / "small")
-    pairs = suite_records(suite, store, ["numpy"])
-    paths = save(learning_chart(suite, pairs, TheoryCache(), store), tmp_path / "figures")
-    return suite, store, pairs, paths
+    results = Results(suite, store, cache=TheoryCache())
+    paths = save(learning_chart(results), tmp_path / "figures")
+    return suite, store, results.pairs, paths
 
 
 def lines_of(axis):
@@ -64,7 +64,7 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_
     problem = suite.plans[0].problem
     for axis, alpha in zip(axes, (0.1, 0.3)):
         n = round(alpha * D * D)
-        floor = min(axis.lines[-1].get_ydata()) if axis.get_yscale() == "log" else 0.0  # the zero of a logarithmic axis
+        floor = min(axis.lines[-2].get_ydata()) if axis.get_yscale() == "log" else 0.0  # the zero of a logarithmic axis
         lines = lines_of(axis)
         assert set(lines) == {"Bayes-optimal", "Bayes-optimal, fresh samples", "adam", "online"}
         for label, steps in (("adam", 4 * -(-n // 20)), ("online", 30)):

@@ -14,7 +14,7 @@ import smimbench
 from smimbench.report.charts import draw, page_charts, save
 from smimbench.report.figures import metric_chart
 from smimbench.report.learning_curves import trajectory_chart
-from smimbench.report.rows import suite_records
+from smimbench.report.results import Results
 from smimbench.report.theory_document import add_own_theory, theory_document
 from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from smimbench.run.store import Store
@@ -176,8 +176,8 @@ def test_theory_of_algorithms_is_one_for_all_sizes_that_round_the_samples_differ
 def test_trajectories_are_drawn(results):
     pytest.importorskip("matplotlib")
     suite, _, store, folder = results
-    pairs = suite_records(suite, store, ["numpy"])
-    chart = trajectory_chart(suite, pairs, TheoryCache(), store)
+    results = Results(suite, store, cache=TheoryCache())
+    chart = trajectory_chart(results)
     paths = save(chart, folder / "figures")
     assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".csv"]
     text = paths[1].read_text()

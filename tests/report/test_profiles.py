@@ -10,7 +10,7 @@ import pytest
 import smimbench
 from smimbench.report.charts import save
 from smimbench.report.profiles import hits, profile_chart, share_within
-from smimbench.report.rows import error_rows, find_optima, suite_records
+from smimbench.report.results import Results
 from smimbench.report.tables import summary_tables
 from smimbench.report.verdict import summary
 from smimbench.run.store import Store
@@ -78,15 +78,14 @@ def test_shares_end_at_what_was_reached():
 def test_hits_are_those_of_the_trajectories(tmp_path):
     path = write_suite(tmp_path, SUITE)
     smimbench.run(path, results=tmp_path / "r")
-    suite, store, cache = load_suite(path), Store(tmp_path / "r" / "small"), TheoryCache()
-    pairs = suite_records(suite, store, ["numpy"])
-    found = hits(suite, pairs, cache, store)
+    results = Results(load_suite(path), Store(tmp_path / "r" / "small"), cache=TheoryCache())
+    store, pairs = results.store, results.pairs
+    found = hits(results)
     assert len(found) == len(pairs) * 3
-    sized = find_optima(pairs, suite, cache)
     ends = {(c.alpha, c.replicate): r["metrics"]["mse"][0] for c, r in pairs if c.algorithm_label == "gamp"}
     for cell, record in pairs:
         # The optimum at this size, or what GAMP reaches on this instance if that is more.
-        bayes = max(sized["line", cell.alpha, 30].value[0], ends[cell.alpha, cell.replicate])
+        bayes = max(results.optima["line", cell.alpha, 30].value[0], ends[cell.alpha, cell.replicate])
         errors = store.trajectory(record)["mse"][:, 0]
         (own,) = [e for e in found if e["epsilon"] == 0.5 and e["algorithm"] == cell.algorithm_label
                   and e["instance"][1:] == (cell.alpha, 30, f"0/{cell.replicate}")]  # fmt: skip
@@ -96,8 +95,7 @@ def test_hits_are_those_of_the_trajectories(tmp_path):
         )
     gamp = [e for e in found if e["algorithm"] == "gamp"]
     assert all(math.isfinite(e["seconds"]) for e in gamp)
-    rows = error_rows(pairs, suite, store, cache)
-    paths = save(profile_chart(suite, rows, pairs, cache, store), tmp_path / "figures")
+    paths = save(profile_chart(results), tmp_path / "figures")
     assert [p.name for p in paths] == [f"profiles.{kind}" for kind in ("png", "svg", "pdf", "csv")]
 
 
@@ -106,7 +104,6 @@ def test_what_draws_samples_of_its_own_has_no_targets(tmp_path):
     online = '[[algorithms]]\nname = "sgd"\nlabel = "fresh"\nonline = true\nbatch = 10\nsteps = 30\n'
     path = write_suite(tmp_path, SUITE + online)
     smimbench.run(path, results=tmp_path / "r")
-    suite, store = load_suite(path), Store(tmp_path / "r" / "small")
-    pairs = suite_records(suite, store, ["numpy"])
-    assert "fresh" in {cell.algorithm_label for cell, _ in pairs}
-    assert "fresh" not in {entry["algorithm"] for entry in hits(suite, pairs, TheoryCache(), store)}
+    results = Results(load_suite(path), Store(tmp_path / "r" / "small"), cache=TheoryCache())
+    assert "fresh" in {cell.algorithm_label for cell, _ in results.pairs}
+    assert "fresh" not in {entry["algorithm"] for entry in hits(results)}

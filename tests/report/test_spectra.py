@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import smimbench
 from smimbench.report.charts import save
 from smimbench.report.learning_curves import spectrum_chart
-from smimbench.report.rows import suite_records
+from smimbench.report.results import Results
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
@@ -27,7 +27,7 @@ def draw(tmp_path, text):
     path = write_suite(tmp_path, text)
     smimbench.run(path, results=tmp_path / "results")
     suite, store = load_suite(path), Store(tmp_path / "results" / "small")
-    return save(spectrum_chart(suite, suite_records(suite, store, ["numpy"]), TheoryCache()), tmp_path / "figures")
+    return save(spectrum_chart(Results(suite, store, cache=TheoryCache())), tmp_path / "figures")
 
 
 def test_bars_and_line_say_the_same(tmp_path, monkeypatch):

@@ -1,0 +1,97 @@
+"""All that was run of a suite, with its theory: what tables, figures, the page and the Python functions are made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from smimbench.report.extrapolation import extrapolated_rows
+from smimbench.report.rows import Rows, error_rows, find_optima, paired, scored_rows
+from smimbench.report.verdict import summary, verdicts
+from smimbench.report.versions import other_version_rows
+from smimbench.run.store import settings_folder, theory_folder
+from smimbench.run.theory_guard import GuardedTheory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from smimbench.files import JsonObject
+    from smimbench.problem.problem import Problem
+    from smimbench.report.optimum import Optimum
+    from smimbench.run.store import Store
+    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.suite.cells import Suite
+
+
+class Results:
+    """Results of a suite on some backends (default: all that there are).
+
+    Parameters
+    ----------
+    cache : TheoryCache or None
+        Theory, solved as far as the cache solves; default: what is stored.
+    """
+
+    def __init__(
+        self, suite: Suite, store: Store, backends: Sequence[str] = (), cache: TheoryCache | None = None
+    ) -> None:
+        self.suite, self.store, self.records = suite, store, store.load(compact=True)
+        if cache is None:
+            cache = GuardedTheory(theory_folder(store))
+            cache.solves = False
+        self.cache = cache
+        known = sorted({record["cell"]["backend"] for record in self.records.values()})
+        self.folder = settings_folder(suite, store)
+        self.cells = [cell for backend in backends or known or ["numpy"] for cell in suite.cells(backend)]
+        self.pairs = paired(self.cells, self.records)
+        self.counts = dict(Counter(record["status"] for _, record in self.pairs))
+
+    @cached_property
+    def rows(self) -> list[JsonObject]:
+        """Rows of the error table."""
+        return Rows([*error_rows(self.pairs, self.suite, self.store, self.cache), *self.scored])
+
+    @cached_property
+    def scored(self) -> list[JsonObject]:
+        """Rows of estimates from elsewhere."""
+        return scored_rows(self.suite, self.store, self.cache, self.optima)
+
+    @cached_property
+    def optima(self) -> dict[tuple[str, float, int], Optimum]:
+        """The Bayes-optimal error at finite size, where it is known."""
+        return find_optima(self.pairs, self.suite, self.cache)
+
+    @cached_property
+    def extrapolated(self) -> list[JsonObject]:
+        """Values at infinite dimension, where there are three dimensions or more."""
+        return extrapolated_rows(self.rows, self.suite.run.target)
+
+    @cached_property
+    def others(self) -> list[JsonObject]:
+        """Rows of what other versions of an item made."""
+        return other_version_rows(self.suite, self.cells, self.records)
+
+    def problem(self, label: str) -> Problem:
+        """The problem of a label."""
+        return next(plan.problem for plan in self.suite.plans if plan.label == label)
+
+    def missing(self, backends: Iterable[str]) -> int:
+        """Cells on these backends that have no record."""
+        return sum(len(self.suite.cells(backend)) for backend in backends) - len(self.pairs)
+
+    def document(self) -> JsonObject:
+        """What ``show --json`` prints."""
+        return {
+            "suite": self.suite.name,
+            "title": self.suite.title,
+            "description": self.suite.description,
+            "verdicts": verdicts(self.rows),
+            "summary": summary(self.rows),
+            "rows": self.rows,
+            "extrapolated": self.extrapolated,
+            "status_counts": self.counts,
+            "missing": len(self.cells) - len(self.pairs),
+            "other_versions": self.others,
+            **({"left_out": list(self.suite.left_out)} if self.suite.left_out else {}),
+        }
