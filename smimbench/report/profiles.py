@@ -78,45 +78,51 @@ def share_within(entries: Sequence[Mapping[str, Any]], axis: str) -> dict[str, t
     return curves
 
 
+def performance(results: Results) -> dict[str, tuple[Any, Any]]:
+    """For each algorithm, of how many instances its error is at most so many times the least of all, up to ``CUT``."""
+    rows = results.rows
+    # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
+    known = errors([row for row in rows if row["backend"] in (rows[0]["backend"], ELSEWHERE)])
+    places = {place for own in known.values() for place in own}
+    best = {place: min(own[place][0] for own in known.values() if place in own) for place in places}
+    curves = {}
+    for name, own in known.items():
+        ratios = np.sort([own[p][0] / best[p] if p in own and best[p] > 0 else math.inf for p in places])
+        inside = ratios[ratios <= CUT]
+        curves[name] = inside, np.searchsorted(ratios, inside, side="right") / len(places)
+    return curves
+
+
 def profile_chart(results: Results) -> Chart | None:
     """Shares of targets reached against seconds, iterations and samples, and how near to the best error each comes."""
-    entries, rows = hits(results), results.rows
+    entries = hits(results)
     if len({e["algorithm"] for e in entries}) < 2:
         return None
     looks, title = looks_of(results.suite), results.suite.title
-
-    def steps(axis: str, name: str, points: tuple[Any, Any], x: Any, y: Any) -> Series:
-        style = {"color": looks[name].color, "ls": looks[name].dashes, "drawstyle": "steps-post", "clip_on": False}
-        csv = table({"axis": axis, "algorithm": name}, x=points[0], share=points[1])
-        return Series(name, x, y, {**end_marker(looks[name]), **style, "zorder": 2}, csv, algorithm=name)
-
+    ratio, targets = "error over that of the best algorithm", "share of targets reached"
     panels = []
-    for axis, key, label in (
-        ("seconds", "seconds", "seconds"),
-        ("iterations", "iteration", "iterations"),
-        ("samples", "samples", "samples processed"),
+    for axis, xlabel, ylabel, curves in (
+        ("seconds", "seconds", targets, share_within(entries, "seconds")),
+        ("iterations", "iterations", targets, share_within(entries, "iteration")),
+        ("samples", "samples processed", targets, share_within(entries, "samples")),
+        ("error over the best", ratio, "share of instances", performance(results)),
     ):
-        curves = share_within(entries, key)
-        last = max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
+        last = CUT if xlabel == ratio else max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
         # What is near from the start stands at the left end.
         least = min((x[x > 0].min(initial=last) for x, _ in curves.values()), default=last) / 1.5
         series = []
         for name, (x, y) in curves.items():
-            ends, heights = np.concatenate([x[:1], x, [last]]), np.concatenate([[0.0], y, y[-1:]])
-            series.append(steps(axis, name, (x, y), np.maximum(ends, least), heights))
-        panels.append(Panel("", label, "share of targets reached", series, xlog=True, top=1.0))
-    # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
-    known, series = errors([row for row in rows if row["backend"] in (rows[0]["backend"], ELSEWHERE)]), []
-    places = sorted({place for own in known.values() for place in own}, key=str)
-    best = {place: min(own[place][0] for own in known.values() if place in own) for place in places}
-    for name, own in known.items():
-        if name not in looks:
-            continue
-        ratios = np.sort([own[p][0] / best[p] if p in own and best[p] > 0 else math.inf for p in places])
-        inside = ratios[ratios <= CUT]
-        heights = np.searchsorted(ratios, inside, side="right") / len(places)
-        x, y = [1.0, *inside, CUT], [(ratios <= 1).mean(), *heights, heights.max(initial=0.0)]
-        series.append(steps("error over the best", name, (inside, heights), np.array(x), np.array(y)))
-    panels.append(Panel("", "error over that of the best algorithm", "share of instances", series, top=1.0))
+            if name in looks:
+                style = {
+                    "color": looks[name].color,
+                    "ls": looks[name].dashes,
+                    "drawstyle": "steps-post",
+                    "clip_on": False,
+                }
+                csv = table({"axis": axis, "algorithm": name}, x=x, share=y)
+                ends, heights = np.concatenate([x[:1], x, [last]]), np.concatenate([[0.0], y, y[-1:]])
+                style = {**end_marker(looks[name]), **style, "zorder": 2}
+                series.append(Series(name, np.maximum(ends, least), heights, style, csv, algorithm=name))
+        panels.append(Panel("", xlabel, ylabel, series, xlog=xlabel != ratio, top=1.0))
     caption, head = f"{title}: profiles over all problems. {READING}", "Profiles over all problems"
     return Chart("profiles", title, panels, caption, READING, head, READING, many=True)
