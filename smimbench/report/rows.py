@@ -63,11 +63,6 @@ class Rows(list[JsonObject]):
 # -- records --------------------------------------------------------------------------------------------------------------
 
 
-def suite_records(suite: Suite, store: Store, backends: Sequence[str]) -> list[Pair]:
-    """Pairs of a cell of the suite and its record, read from the store."""
-    return paired([cell for backend in backends for cell in suite.cells(backend)], store.load(compact=True))
-
-
 def paired(cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[Pair]:
     """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
     by_key: dict[str, JsonObject] = {}

@@ -38,7 +38,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from smimbench.cli.main import main  # noqa: E402
 from smimbench.files import StoreError  # noqa: E402
-from smimbench.report.rows import error_rows, suite_records  # noqa: E402
+from smimbench.report.results import Results  # noqa: E402
 from smimbench.report.text_files import as_csv, as_markdown  # noqa: E402
 from smimbench.run.campaign import plan_campaign  # noqa: E402
 from smimbench.run.external import read_estimate  # noqa: E402
@@ -233,7 +233,7 @@ def read_store(folder: Path, cache: TheoryCache | None = None) -> None:
         store.trajectory(record)
     cache = cache or TheoryCache(theory_folder(store))
     suite = _parsed(folder.parent.parent / f"{folder.name}.toml")
-    rows = error_rows(suite_records(suite, store, ["numpy"]), suite, store, cache)
+    rows = Results(suite, store, ("numpy",), cache).rows
     tame(as_markdown(rows))
     written = as_csv(rows)
     tame(written)

@@ -11,7 +11,7 @@ import pytest
 
 from smimbench.report.comparison import compare_rows, exceeds
 from smimbench.report.labels import component_word, distinguish, without_versions
-from smimbench.report.rows import error_rows, suite_records
+from smimbench.report.results import Results
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
@@ -46,8 +46,7 @@ def stored(folder, suite, mse):
 
 
 def rows_of(suite, store):
-    pairs = suite_records(suite, store, ["numpy"])
-    return [r for r in error_rows(pairs, suite, store, TheoryCache()) if r["metric"] == "mse"]
+    return [r for r in Results(suite, store, cache=TheoryCache()).rows if r["metric"] == "mse"]
 
 
 def test_two_problems_of_one_label_are_two_rows_each_with_its_theory(tmp_path):

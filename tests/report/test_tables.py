@@ -7,7 +7,8 @@ import pytest
 
 from smimbench.api import run
 from smimbench.report.columns import number, seconds, uncertain
-from smimbench.report.rows import draws_fresh, error_rows, suite_records
+from smimbench.report.results import Results
+from smimbench.report.rows import draws_fresh
 from smimbench.report.statistics import against_theory, ratio_to_bayes, time_near
 from smimbench.report.tables import error_tables, runtime_tables, status_line
 from smimbench.report.text_files import as_markdown
@@ -198,7 +199,7 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
                                "samples": [None, 90, 180], "mse": [[1.0], [0.0], [0.0]], "overlap": [[0.5], [1.5], [1.5]]},
             }  # fmt: skip
             store.write({**record, **{k: {**record[k], **v} if isinstance(v, dict) else v for k, v in change.items()}})
-        found = error_rows(suite_records(suite, store, ["numpy"]), suite, store, TheoryCache())
+        found = Results(suite, store, cache=TheoryCache()).rows
         rows[name] = found[0]["time_to_theory"]["0.05"]
     assert rows["plain"] == {"seconds": 0.25, "iterations": 1.0, "fraction": 1.0}
     assert rows["restarted"] == {"seconds": 5.25, "iterations": 1.0, "fraction": 1.0}
