@@ -26,11 +26,9 @@ def diagnose(*, ceilings: bool = False) -> JsonObject:
         Measure again what the machine can do at best; otherwise what is remembered is shown.
     """
     failed = [f"{p.name}: {'; '.join(p.problems)}" for p in get_registry().plugins if p.failed]
-    advice = [
-        f"pip install 'smimbench[{extra}]'  ({name}: {use})"
-        for name, (extra, use) in {"matplotlib": ("plot", "figures need it")}.items()
-        if find_spec(name) is None
-    ]
+    advice = []
+    if find_spec("matplotlib") is None:
+        advice.append("pip install 'smimbench[plot]'  (matplotlib: figures need it)")
     gpu = describe_gpu()
     if gpu["advice"]:
         advice.append(gpu["advice"])
@@ -60,37 +58,28 @@ def _ceilings(again: bool, gpu: bool) -> JsonObject:
 
 def print_diagnosis(console: Console, document: JsonObject) -> None:
     """The diagnosis as a page."""
-    info, gpu, plugins = document["machine"], document["gpu"], document["plugins"]
-    driver = gpu["driver"]
-
-    def section(title: str, lines: dict[str, str]) -> None:
-        console.print(title, style="bold")
-        for name, text in lines.items():
-            console.print(f"  {name:17s} {text}", soft_wrap=name == "CuPy")
-
-    section("versions", document["versions"])
-    section(
-        "machine",
-        {
+    info, gpu, plugins, driver = document["machine"], document["gpu"], document["plugins"], document["gpu"]["driver"]
+    sections = {
+        "versions": document["versions"],
+        "machine": {
             "processor": f"{info['processor']}, {info['cores']} cores, {info['memory_gib']} GiB",
             "system": f"{info['system']}, Python {info['python']}",
             "BLAS": ", ".join(info["blas"]) or "unknown",
             "fingerprint": document["fingerprint"],
         },
-    )
-    section(
-        "GPU",
-        {
+        "GPU": {
             "driver": f"{driver['version']}, CUDA up to {driver['cuda']}" if driver else "none found",
             "CuPy": gpu["cupy"],
             "devices": ", ".join(gpu["devices"]) or "none",
         },
-    )
-    section("ceilings", {name: _rates(rates) for name, rates in document["ceilings"].items()})
-    if not document["ceilings"]:
-        console.print("  not measured yet; smimbench doctor --ceilings")
-    console.print("plugins", style="bold")
-    console.print(f"  {plugins['loaded']} loaded, {len(plugins['failed'])} failed")
+        "ceilings": {name: _rates(rates) for name, rates in document["ceilings"].items()}
+        or {"not measured yet": "smimbench doctor --ceilings"},
+        "plugins": {"loaded": plugins["loaded"], "failed": len(plugins["failed"])},
+    }
+    for title, lines in sections.items():
+        console.print(title, style="bold")
+        for name, text in lines.items():
+            console.print(f"  {name:17s} {text}", soft_wrap=name == "CuPy")
     for line in plugins["failed"]:
         console.print(f"  {line}", style="red", soft_wrap=True)
     for line in document["advice"]:
