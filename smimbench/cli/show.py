@@ -215,8 +215,6 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
 @command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)
 def report(request: Request, output: Path) -> int:
     """One self-contained HTML page: tables, figures, machine, suite."""
-    import tempfile
-
     from smimbench.files import check_writable, write_atomically
     from smimbench.report.page import NEEDS, render_page
     from smimbench.run.store import Store
@@ -226,13 +224,7 @@ def report(request: Request, output: Path) -> int:
             raise click.UsageError(f"a report needs {needed}; pip install 'smimbench[report]'")
     check_writable(output)  # said before an hour of theory, not after
     results = stored_results(request)
-    missing = results.missing({cell.backend for cell, _ in results.pairs})
-    charts, shared = charts_of(results), Store(results.folder).read_shared()
-    with tempfile.TemporaryDirectory() as folder:
-        page = render_page(
-            results.suite, results.rows, results.extrapolated, results.counts, missing, shared, charts,
-            save_charts(charts, Path(folder)),
-        )  # fmt: skip
+    page = render_page(results, charts_of(results), Store(results.folder).read_shared())
     remark_missing_theory(results, request)
     write_atomically(output, page.encode())
     if not request.quiet:

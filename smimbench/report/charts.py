@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.report.columns import number
 from smimbench.report.style import (
     decades_to_zero,
     finish,
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
 
-SYMBOLS = dict(zip("osD^vPX*<>hp", ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star",
-                                     "triangle-left", "triangle-right", "hexagon", "pentagon")))  # fmt: skip
+SYMBOLS = dict(zip("osD^vPX*<>hp_", ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star",
+                                      "triangle-left", "triangle-right", "hexagon", "pentagon", "line-ew-open")))  # fmt: skip
 """Plotly's names of the markers of figures."""
 
 
@@ -142,9 +141,10 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
     elif panel.ylog:
         axis.set_ylim(lowest / 1.5, min(1.5 * highest, panel.cap))
         log_axis(axis, "y")
-    elif panel.from_zero and highest > lowest:  # with room for marks at the ends, which are cut without
+    elif panel.from_zero and min(0.0, lowest) < highest < np.inf:
         lowest, highest = min(0.0, lowest), min(highest, panel.cap)
-        axis.set_ylim(lowest - 0.05 * (highest - lowest), highest + 0.06 * (highest - lowest))
+        room = 0.06 * (highest - lowest)  # or marks at the ends are cut
+        axis.set_ylim(lowest - room, highest + room)
     if panel.xlog:
         log_axis(axis, "x")
     else:
@@ -169,7 +169,7 @@ def _draw_series(axis: Any, series: Series, zero: float | None) -> None:
         axis.bar(series.x[:-1], series.y, np.diff(series.x), align="edge", label=label, **series.style)
     elif series.kind == "marks":
         error = series.error
-        if error is not None and zero is not None and np.ndim(error) == 1:
+        if error is not None and zero is not None:
             below = np.minimum(error, lift(series.y) - zero) if series.style["fmt"] == "_" else error
             error = np.stack([below, error])
         axis.errorbar(series.x, lift(series.y), yerr=error, label=label, **series.style)
@@ -197,7 +197,7 @@ def page_charts(charts: Sequence[Chart], target: float) -> tuple[list[dict[str, 
 
 
 def _page_panel(panel: Panel, many: bool) -> JsonObject:
-    traces = [_trace(series, panel, many) for series in panel.series if series.name]
+    traces = [_trace(series, many) for series in panel.series if series.name]
     ends = [x for trace in traces for x in trace["x"]] or [0.0]
     return {
         "problem": panel.problem,
@@ -212,34 +212,27 @@ def _page_panel(panel: Panel, many: bool) -> JsonObject:
     }
 
 
-def _trace(series: Series, panel: Panel, many: bool) -> JsonObject:
+def _trace(series: Series, many: bool) -> JsonObject:
     known = np.isfinite(np.asarray(series.y, dtype=float)).nonzero()[0]
     if many and len(known) > 80:
         known = known[np.unique(np.linspace(0, len(known) - 1, 80).round().astype(int))]
-    x, y = ([_short(values[i]) for i in known] for values in (series.x, series.y))
-    columns = {panel.xlabel.replace("α", "alpha"): x, panel.ylabel or series.name: y}
-    if series.error is not None and np.ndim(series.error) == 1:
-        columns["±"] = [_short(series.error[i]) for i in known]
+
+    def shown(values: Any) -> list[float]:
+        """As many digits as a screen has."""
+        return [float(f"{float(values[i]):.6g}") for i in known]
+
+    style, color = series.style, series.style["color"]
+    trace: JsonObject = {"name": series.name, "algorithm": series.algorithm, "x": shown(series.x), "y": shown(series.y)}
+    trace["color"] = color if isinstance(color, str) and color.startswith("#") else None
+    if series.error is not None:
+        trace["error"] = shown(series.error)
     if len(series.runs):
-        columns["runs"] = [series.runs[i] for i in known]
-    texts = [_hover(series.name, dict(zip(columns, values))) for values in zip(*columns.values())]
-    style, marks = series.style, series.kind == "marks"
-    color = style["color"]
-    trace: JsonObject = {"name": series.name, "algorithm": series.algorithm, "x": x, "y": y, "text": texts}
-    trace |= {"mode": "markers" if marks else "lines"}
-    trace |= {"color": color if isinstance(color, str) and color.startswith("#") else None}
-    if not marks:
-        trace["dash"] = _dash(style.get("ls", "-"))
-        trace |= {"shape": "hv"} if "drawstyle" in style else {}
-    elif style["fmt"] == "_":
-        trace["symbol"] = "line-ew-open"
-    elif style["fmt"] in SYMBOLS:
-        trace["symbol"] = SYMBOLS[style["fmt"]]
-        trace["symbols"] = [SYMBOLS[style["fmt"]] + ("-open" if style.get("mfc") == "white" else "")] * len(x)
-        trace["error"] = columns.get("±", [0.0] * len(x))
-    else:
-        trace |= {"symbol": "x-thin-open", "color": "#888888"}
-    return trace
+        trace["runs"] = [series.runs[i] for i in known]
+    if series.kind == "marks":
+        symbol = SYMBOLS.get(style["fmt"], "x-thin-open")
+        return trace | {"mode": "markers", "symbol": symbol, "open": style.get("mfc") == "white"}
+    shape = "hv" if "drawstyle" in style else "linear"
+    return trace | {"mode": "lines", "dash": _dash(style.get("ls", "-")), "shape": shape}
 
 
 def _dash(dashes: Any) -> str:
@@ -247,13 +240,3 @@ def _dash(dashes: Any) -> str:
     if isinstance(dashes, str):
         return {"-": "solid", "--": "dash", "-.": "dashdot"}.get(dashes, "dot")
     return ",".join(f"{2 * length}px" for length in dashes[1])
-
-
-def _short(value: Any) -> float:
-    """As many digits as a screen has."""
-    return float(f"{float(value):.6g}")
-
-
-def _hover(head: str, values: Mapping[str, float]) -> str:
-    lines = [head, *(f"{label}: {number(value, 5)}" for label, value in values.items())]
-    return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;").replace("$", "&#36;") for line in lines)

@@ -212,7 +212,7 @@ def _metric_panel(
                 "ls": "none",
                 "lw": 0.8,
                 "capsize": 2,
-                "color": "0.45",
+                "color": "#737373",
                 "ms": 5,
                 "zorder": 1,
             }

@@ -89,11 +89,11 @@ def _place_panel(results: Results, place: Place, xlabel: str, ylabel: str) -> tu
 
 def _counts(trajectory: JsonObject) -> bool:
     """Whether an algorithm counts its samples; if not, all of them go into every iteration."""
-    return bool(np.isfinite(trajectory.get("samples", ())).any())
+    return bool(np.isfinite(np.asarray(trajectory.get("samples", ()), dtype=float)).any())
 
 
 def _samples(record: JsonObject, trajectory: JsonObject) -> Any:
-    return trajectory["samples"] if _counts(trajectory) else trajectory["iteration"] * float(record["samples"])
+    return trajectory["samples"] if _counts(trajectory) else trajectory["iteration"] * record.get("samples", np.nan)
 
 
 def learning_chart(results: Results) -> Chart | None:

@@ -7,17 +7,17 @@ from __future__ import annotations
 import base64
 import datetime
 import gzip
-import html
 import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import printable
-from smimbench.report.charts import page_charts
+from smimbench.report.charts import draw, page_charts
 from smimbench.report.columns import columns_document, html_table, number, ratio_words, seconds
 from smimbench.report.labels import names_with_backend
 from smimbench.report.notebook import ROW
+from smimbench.report.style import svg_text
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
 from smimbench.report.text_files import as_csv
 from smimbench.report.verdict import prediction_words, summary, tied_words, verdict_line, verdicts
@@ -27,35 +27,20 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
+    from smimbench.report.results import Results
     from smimbench.suite.cells import Suite
 
 NEEDS = ("jinja2", "matplotlib", "plotly")
 """Packages that a page needs besides smimbench: extra ``report``."""
 
 
-def render_page(
-    suite: Suite,
-    rows: Sequence[JsonObject],
-    extrapolated: Sequence[JsonObject],
-    counts: dict[str, int],
-    missing: int,
-    shared: JsonObject,
-    drawn: Sequence[Chart],
-    figures: Sequence[Path],
-) -> str:
-    """The page as text.
-
-    Parameters
-    ----------
-    drawn : sequence of Chart
-        All figures.
-    figures : sequence of Path
-        Their files, of which those in SVG are shown.
+def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -> str:
+    """The page as text, with all figures; ``shared`` is what ``run.json`` holds.
 
     Raises
     ------
     ImportError
-        If jinja2 or plotly is missing (extra ``report``).
+        If jinja2, matplotlib or plotly is missing (extra ``report``).
     """
     import jinja2
     from plotly.offline import get_plotlyjs
@@ -67,10 +52,9 @@ def render_page(
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean)
     environment.filters |= {"number": number, "seconds": seconds}
     assets = {path.name: path.read_text(encoding="utf-8") for path in Path(__file__).with_name("assets").iterdir()}
-    groups, charts = page_charts(drawn, suite.run.target)
-    # Figures with hundreds of curves are charts only, or the page would be ten times as large.
-    left_out = {chart.name for chart in drawn if chart.many and chart.name != "profiles"}
-    data = {"charts": charts, "csv": as_csv(rows, extrapolated)}
+    suite, rows, extrapolated = results.suite, results.rows, results.extrapolated
+    groups, panels = page_charts(charts, suite.run.target)
+    data = {"charts": panels, "csv": as_csv(rows, extrapolated)}
     name, found = names_with_backend(rows), verdicts(rows)
     contenders = [(one["problem"], _contender_table(one)) for one in found if one["contenders"]]
     if len(found) > 1 and (entries := summary(rows)):
@@ -95,9 +79,14 @@ def render_page(
         rows=html_table(ROW, rows, lambda row: _about(row["problem"], name(row), row), lambda row: row["reasons"]),
         extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "value ± err", "predicted", "z",
                                  "optimal", *LIMIT], extrapolated) if extrapolated else "",
-        counts=counts,
-        missing=missing,
-        figures=[_figure(path) for path in figures if path.suffix == ".svg" and path.stem not in left_out],
+        counts=results.counts,
+        missing=results.missing({cell.backend for cell, _ in results.pairs}),
+        # Figures with hundreds of curves are charts only, or the page would be ten times as large.
+        figures=[
+            {"caption": chart.caption, "svg": _inline_svg(svg_text(draw(chart)), chart.name)}
+            for chart in charts
+            if not chart.many or chart.name == "profiles"
+        ],
         reasons=[*sorted(lines), *missing_values(rows)],
         timing_note="" if trusted else "Times are untrusted: cells may have run side by side.",
         columns=columns_document(),
@@ -161,14 +150,6 @@ def _reproduce(suite: Suite, shared: Mapping[str, Any]) -> str:
 def _packed_into_page(script: str) -> str:
     """A script as a page carries it: three fifths of its size, and read by no browser before it is needed."""
     return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
-
-
-def _figure(path: Path) -> dict[str, str]:
-    """A figure with the caption that it was saved with."""
-    svg = path.read_text(encoding="utf-8")
-    said = re.search(r"<dc:description>(.*?)</dc:description>", svg, re.S)
-    caption = html.unescape(" ".join(said[1].split())) if said else ""
-    return {"name": path.stem, "caption": caption, "svg": _inline_svg(svg, path.stem)}
 
 
 def _inline_svg(svg: str, name: str) -> str:

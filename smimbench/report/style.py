@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -277,6 +278,16 @@ def save_figure(
         columns = list(dict.fromkeys(key for entry in data for key in entry))
         write_atomically(paths[-1], csv_text(data, columns).encode(), durable_name=False)
     return paths
+
+
+def svg_text(figure: Any) -> str:
+    """A figure as SVG."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
 
 
 def looks_of(suite: Suite) -> dict[str, Look]:

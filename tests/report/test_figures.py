@@ -136,6 +136,7 @@ def test_marks_of_one_height_are_not_cut(tmp_path):
     rows = [row(**about, alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
     (axis,) = draw(metric_chart(suite, rows, TheoryCache(), "mse")).axes
     axis.figure.draw_without_rendering()
+    assert axis.get_ylim()[0] <= 0
     (mark,) = [line for line in axis.lines if line.get_marker() == "o"]
     height = axis.transData.transform((1.0, 0.9))[1] + mark.get_markersize() / 72 * axis.figure.dpi / 2
     assert height < axis.bbox.y1

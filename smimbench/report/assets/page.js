@@ -63,6 +63,10 @@
     return chart.xlog || (marks.length > 0 && Math.max(...marks) > WIDE * Math.min(...marks));
   };
   const BAR = "line-ew-open"; // theory at one or two sample ratios
+  const hover = (chart, t, i) => [
+    t.name, chart.xlabel + ": " + number(t.x[i], 5), (chart.ylabel || t.name) + ": " + number(t.y[i], 5),
+    ...(t.error ? ["±: " + number(t.error[i], 5)] : []), ...(t.runs ? ["runs: " + t.runs[i]] : []),
+  ].map(literal).join("<br>");
   const draw = (chart, state) => {
     chart.stale = false;
     const logarithmic = chart.zero;
@@ -71,9 +75,9 @@
     const floor = logarithmic ? Math.pow(10, Math.floor(Math.log10(Math.min(...all, chart.target)) - 0.3)) : null;
     const lift = (v) => floor === null ? v : Math.max(v, floor);
     const traces = chart.traces.filter((t) => (!t.algorithm || state.algorithms.has(t.algorithm)) && !hidden[chart.group].has(t.name)).map((t) => ({
-      type: "scatter", name: literal(t.name), x: t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
+      type: "scatter", name: literal(t.name), x: t.x, y: t.y.map(lift), text: t.x.map((_, i) => hover(chart, t, i)), hovertemplate: "%{text}<extra></extra>",
       mode: t.mode, line: {color: shade(t.color), dash: t.dash, width: 2, shape: t.shape},
-      marker: {color: shade(t.color), symbol: t.symbols || t.symbol, size: t.symbol === BAR ? 18 : 8, line: t.symbol === BAR ? {width: 2} : undefined},
+      marker: {color: shade(t.color), symbol: t.open ? t.symbol + "-open" : t.symbol, size: t.symbol === BAR ? 18 : 8, line: t.symbol === BAR ? {width: 2} : undefined},
       error_y: t.error ? {type: "data", array: t.error, color: shade(t.color), thickness: 1.2, width: 3} : undefined,
     }));
     const shapes = chart.thresholds.map((t) => ({type: "line", x0: t.at, x1: t.at, y0: 0, y1: 1, yref: "paper", line: {color: "#888", dash: "dash", width: 1}}));
