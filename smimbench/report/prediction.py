@@ -69,7 +69,7 @@ class Deviation(NamedTuple):
 
 class Point(NamedTuple):
     """Runs at one size: values, the relative excess of the squared lengths of their teachers (NaN: not known), the
-    prediction and its error.
+    prediction and its error, and the unit of deviations.
     """
 
     dimension: int
@@ -77,6 +77,7 @@ class Point(NamedTuple):
     lengths: Sequence[float]
     prediction: float
     error: float
+    unit: float
 
 
 def quantile(share: float, dof: float) -> float:
@@ -86,8 +87,8 @@ def quantile(share: float, dof: float) -> float:
     return float(stdtrit(min(dof, 1e9), share))
 
 
-def deviation(points: Sequence[Point], scale: float, coefficient: float | None = None) -> Deviation | None:
-    r"""Deviation of runs from their prediction, in units of ``scale``; None where the runs have no standard error.
+def deviation(points: Sequence[Point], coefficient: float | None = None) -> Deviation | None:
+    r"""Deviation of runs from their prediction, at every size in its unit; None where the runs have no standard error.
 
     The mean at size D is ``prediction + deviation + b / D``. Without a known coefficient, b is taken for a normal variable around
     0 whose standard deviation is a third of ``FINITE``: sizes that tell it apart from the deviation extrapolate to infinite D,
@@ -99,28 +100,29 @@ def deviation(points: Sequence[Point], scale: float, coefficient: float | None =
         return None
     inverse = 1 / np.array([point.dimension for point in points], dtype=float)
     rests = _less_teachers(points)
-    means = np.array([rest.mean() for rest in rests]) / scale
-    spreads = [rest.std(ddof=1) / scale for rest in rests]
+    means = np.array([rest.mean() for rest in rests])
+    spreads = [rest.std(ddof=1) for rest in rests]
     errors, dof = pooled_errors(1 / inverse, spreads, [len(rest) for rest in rests])
-    errors = np.hypot(np.maximum(errors, 1e-6), max(point.error for point in points) / scale)
-    means = means - (coefficient or 0.0) / scale * inverse
+    errors = np.hypot(np.maximum(errors, 1e-6), max(point.error / point.unit for point in points))
+    known = (coefficient or 0.0) / np.array([point.unit for point in points])
+    means = means - known * inverse
     loose = FINITE if coefficient is None else 0.0
     laws = np.stack([loose / 3 * inverse, SECOND / 3 * inverse**2])
     solved = np.linalg.inv(np.diag(errors**2) + laws.T @ laws)
     weights = solved.sum(axis=0) / solved.sum()
     value = float(weights @ means)
-    b = (coefficient or 0.0) / scale + (loose / 3) ** 2 * float(inverse @ solved @ (means - value))
+    b = float(np.abs(known).max()) + (loose / 3) ** 2 * float(inverse @ solved @ (means - value))
     finite = loose * abs(float(weights @ inverse)) + (SECOND + b**2) * abs(float(weights @ inverse**2)) + RESOLUTION
     finite += (spreads[int(np.argmin(inverse))] ** 2 / inverse.min() / SCATTER) ** 3
     return Deviation(value, float(np.linalg.norm(weights * errors)), dof, finite)
 
 
 def _less_teachers(points: Sequence[Point]) -> list[Any]:
-    """Differences from the prediction, less their regression on the length of the teacher, whose mean is known.
+    """Deviations from the prediction, less their regression on the length of the teacher, whose mean is known.
 
     A signal that is longer by chance has a larger error. One slope for all sizes.
     """
-    rests = [np.asarray(point.values) - point.prediction for point in points]
+    rests = [(np.asarray(point.values) - point.prediction) / point.unit for point in points]
     lengths = [np.asarray(point.lengths, dtype=float) for point in points]
     centred = np.concatenate([x - x.mean() for x in lengths])
     # NaN fails, too: then some length is not known.
@@ -218,12 +220,12 @@ def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:
 
 def _predicted(
     rows: Sequence[JsonObject], key: str = "own_theory"
-) -> tuple[dict[Number, tuple[list[Point], float, float | None]], bool]:
-    """Points of every number that is predicted, with its unit and coefficient of 1/D; whether runs of one have no estimate.
+) -> tuple[dict[Number, tuple[list[Point], float | None]], bool]:
+    """Points of every number that is predicted, with its coefficient of 1/D; whether runs of one have no estimate.
 
     ``key``: the prediction of rows, ``"bayes"`` for the Bayes-optimal values in place of those of the algorithm.
     """
-    found: dict[Number, tuple[list[Point], float, float | None]] = {}
+    found: dict[Number, tuple[list[Point], float | None]] = {}
     teachers, lost = {place(row): row["teachers"] for row in rows if "teachers" in row}, False
     own = key == "own_theory"
     for row in rows:
@@ -246,8 +248,9 @@ def _predicted(
                 zero = abs(expected) <= ZERO * target
                 unit, known = (max(target / RESOLUTION, 1e-300), 0.0) if zero else (abs(expected), known)
             number = Number(asked(row), one["metric"], one["component"], one["at"])
-            points, *_ = found.setdefault(number, ([], unit, known))
-            points.append(Point(row["dimension"], [*one["values"].values()], lengths, expected, one["error"] or 0.0))
+            points, _ = found.setdefault(number, ([], known))
+            values, error = [*one["values"].values()], one["error"] or 0.0
+            points.append(Point(row["dimension"], values, lengths, expected, error, unit))
     return found, lost
 
 

@@ -75,8 +75,8 @@ def test_finite_size_is_no_mistake_and_hides_some():
 
 def test_scatter_near_a_threshold_is_finite_size():
     rng = np.random.default_rng(1)
-    points = [Point(D, rng.choice([0.1, 1.0], 16), [np.nan] * 16, 0.3, 0.0) for D in SIZES]
-    found = deviation(points, 0.3)
+    points = [Point(D, rng.choice([0.1, 1.0], 16), [np.nan] * 16, 0.3, 0.0, 0.3) for D in SIZES]
+    found = deviation(points)
     assert found.finite > 1
     assert found.score(found.finite) == 0
 
@@ -103,6 +103,22 @@ def test_where_theory_says_0_the_target_counts_as_reached(value, said):
     spread = {f"0/{k}": value * (1 + 0.01 * (k % 5)) for k in range(16)}
     rows = [row(dimension=D, own_theory=0.0, own_theory_error=0.0, values=spread, n=16, target=1e-3) for D in SIZES]
     assert agreement(rows, "mse")["prediction"] == said
+
+
+@pytest.mark.parametrize(("off", "said"), [(0.0, "yes"), (0.1, "no"), (-0.1, "no")])
+def test_deviations_are_relative_to_the_prediction_at_their_size(off, said):
+    """As of a stream: the same samples are fewer per dimension at large D, and the error is many times as large."""
+    rng = np.random.default_rng(7)
+    rows = []
+    for size, expected in ((100, 0.02), (200, 0.1), (400, 0.6)):
+        values = {f"0/{k}": expected * (1 + off + 0.1 * rng.standard_normal()) for k in range(64)}
+        rows.append(
+            row(dimension=size, own_theory=expected, own_theory_error=0.0, own_coefficient=0.0, values=values, n=64)
+        )
+    found = agreement(rows, "mse")
+    assert found["prediction"] == said
+    assert found["would_have_seen"] < 0.06
+    assert found["deviation"] == pytest.approx(off, abs=0.03)
 
 
 def test_numbers_without_a_row_count():
@@ -132,5 +148,5 @@ def test_a_component_is_compared_with_its_own_teacher():
 
 
 def test_scores_are_those_of_the_normal_law():
-    found = deviation([Point(1000, [1.0, 1.1, 0.9, 1.05], [np.nan] * 4, 0.5, 0.0)], 0.5)
+    found = deviation([Point(1000, [1.0, 1.1, 0.9, 1.05], [np.nan] * 4, 0.5, 0.0, 0.5)])
     assert found.score() == pytest.approx(normal_score(found.value / found.error, 3))
