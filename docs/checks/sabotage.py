@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from scipy.special import stdtrit
 from verdict_cases import CASES, MATRIX, SABOTAGES, gamp_suite, honest_suite, suite_text
 
 import smimbench
@@ -175,7 +176,7 @@ def print_sabotages(folder):
         print(f"\n{words}: caught {seen} of {len(above)} whose true deviation is above what would have been seen, {caught} of "
               f"{len(found)} in all; intact: {dict(Counter(intact))}")  # fmt: skip
     known = [one for one in entries if is_sabotage(one) and one["would_have_seen"]]
-    power_curve(folder, [one for one in known if 4 * one["true_error"] < one["would_have_seen"]])
+    power_curve(folder, [one for one in known if 4 * one["true_error"] < max(abs(one["true"]), one["would_have_seen"])])
 
 
 EDGES = np.array([0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 2.5, np.inf])
@@ -257,23 +258,24 @@ def print_gamp(folder):
         yes += one["prediction"] == "yes"
         ratio, error = one["ratio_to_bayes"], one["ratio_error"]
         last = max((row for row in rows if row["metric"] == "mse"), key=lambda row: row["dimension"])
-        within = ratio is None or abs(ratio - 1) <= 2.6 * error
+        half = float(stdtrit(last["n"] - 1, 0.975))  # of the 95% interval, in standard errors
+        within = ratio is None or abs(ratio - 1) <= half * error
         inside += within
         other, words = None, ""
-        if f"{case}-1" in found and ratio is not None:
+        if found.get(f"{case}-1") and ratio is not None:
             (other,) = (
                 row for row in found[f"{case}-1"] if row["metric"] == "mse" and row["dimension"] == last["dimension"]
             )
             new = other["mean"] / last["optimum"]
             spread = math.hypot(other["sem"] / other["mean"], (last["optimum_error"] or 0.0) / last["optimum"]) * new
             others += 1
-            apart += abs(new - 1) <= 2.6 * spread
+            apart += abs(new - 1) <= half * spread
             words = f"{new:.3f} ± {spread:.3f}"
         shown = "optimum 0" if ratio is None else f"{ratio:.3f} ± {error:.3f}"
         print(f"| {rows[0]['problem']}, alpha {rows[0]['nominal_alpha']:g} | {one['prediction']} "
               f"| {percent(one['would_have_seen'], '.1f')} | {shown} | {words} |")  # fmt: skip
     print(
-        f"\nyes: {yes} of {len(cases)}; 1 within the interval: {inside} of {len(cases)}; of other seeds: {apart} of {others}"
+        f"\nyes: {yes} of {len(cases)}; 1 within the 95% interval: {inside} of {len(cases)}; of other seeds: {apart} of {others}"
     )
 
 

@@ -117,17 +117,17 @@ SABOTAGES = {
             *sabotaged("spectral", [("denoiser", {"factor": 0.97}), ("labels", {"factor": 1.05})]),
         ],
     ),
+    # The factor has as many columns as that of the teacher: as many as the matrix is large.
     "matrix-descent": (
-        matrix({"name": "linear", "noise": 0.3}, 1, 0.3),
-        {"alpha": [0.3], "dimension": [20, 40, 80], "seeds": [24, 12, 6]},
+        matrix({"name": "linear", "noise": 0.3}, 1, 1.0),
+        {"alpha": [0.4], "dimension": [20, 40, 80], "seeds": [24, 12, 6]},
         sabotaged(
             "adam",
-            [*SGD[:2], ("decay", {"factor": 1.05})],
-            weight_decay=0.6,
+            [*SGD[:2], ("decay", {"factor": 1.2})],
+            weight_decay=2.0,
             learning_rate=0.1,
             schedule="cosine",
             steps=400,
-            width=80,
         ),
     ),
 }
