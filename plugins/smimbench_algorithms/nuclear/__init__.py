@@ -21,10 +21,14 @@ from smimbench_algorithms.nuclear.limit import (
     observations,
     perfect_recovery,
     shrink,
+    vanishing_penalty,
 )
 
 FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
 """Candidates for tau, in units of the one at which the estimate vanishes."""
+
+FALL = 0.93
+"""Factor of tau from step to step of the path to the optimal one; its logarithm halved, twice the steps to a tiny one."""
 
 
 class NuclearState(NamedTuple):
@@ -40,6 +44,7 @@ class NuclearState(NamedTuple):
     origin: tuple[Array, float]  # slope and loss of the zero matrix
     lipschitz: float
     threshold: float
+    next_threshold: float  # of the next step; it falls to ``threshold``
     note: str
 
 
@@ -63,7 +68,7 @@ class Nuclear(LinearRegression):
     regularisation : float, "validation" or "optimal"
         tau > 0; "validation" (default): the best of 12 values between 0.3 and 6e-4 of the tau at which the estimate
         vanishes, on a fifth of the samples, then refitted on all; "optimal": the tau of the least error in the limit, by
-        theory, which knows the prior.
+        theory, which knows the prior. As it may be tiny, the steps come to it along a path from the one that vanishes.
     positive : bool
         Restrict to positive semidefinite matrices, which attention with tied key and query has.
 
@@ -77,7 +82,7 @@ class Nuclear(LinearRegression):
     positive: bool = True
 
     name = "nuclear"
-    version = 2
+    version = 3
     reference = "Beck and Teboulle (2009), SIAM J. Imaging Sci. 2, 183; arXiv:2505.17958"
     capabilities = Capabilities(models=("attention-indexed",))
 
@@ -97,6 +102,7 @@ class Nuclear(LinearRegression):
         linear, note = self.observed(problem)
         xp = namespace(data.inputs)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
+        first = 0.0
         start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **matching(data.inputs))
         if self.regularisation == "validation":
             threshold = self._validated(problem, data, linear, start, rng)
@@ -104,10 +110,11 @@ class Nuclear(LinearRegression):
         elif self.regularisation == "optimal":
             seen = observations(problem, linear, data.sample_ratio)
             threshold, _ = best_penalty(problem.prior, seen, self.positive)
+            first = vanishing_penalty(problem.prior, seen, self.positive)
             note += f"; regularisation {threshold:.4g}, the best by theory"
         else:
             threshold = float(self.regularisation)
-        return _begin_nuclear(start, squares, squares.lipschitz(rng), threshold, note)
+        return _begin_nuclear(start, squares, squares.lipschitz(rng), threshold, note, first)
 
     def step(self, problem: Problem, data: Data, state: NuclearState) -> tuple[NuclearState, Info]:
         """One proximal gradient step from the extrapolated point."""
@@ -154,7 +161,7 @@ class Nuclear(LinearRegression):
         """One proximal gradient step, and its relative length."""
         xp = namespace(state.point)
         slope, _ = state.squares.normal(state.point, targets=True)
-        threshold = state.threshold / state.lipschitz
+        threshold = state.next_threshold / state.lipschitz
         new = spectral_function(
             state.point + slope / state.lipschitz, lambda values: shrink(values, threshold, self.positive)
         )
@@ -171,6 +178,7 @@ class Nuclear(LinearRegression):
             point=new + weight * (new - state.estimate),
             momentum=momentum,
             weight=weight,
+            next_threshold=max(state.threshold, FALL * state.next_threshold),
             # The gradient is linear, so the slope at the estimate follows from that at the extrapolated point.
             slope=(slope + state.weight * state.slope) / (1 + state.weight),
         )
@@ -222,8 +230,10 @@ class Nuclear(LinearRegression):
 
 
 def _begin_nuclear(
-    start: Array, squares: LeastSquares, lipschitz: float, threshold: float, note: str = ""
+    start: Array, squares: LeastSquares, lipschitz: float, threshold: float, note: str = "", first: float = 0.0
 ) -> NuclearState:
     slope, value = squares.normal(namespace(start).zeros_like(start), targets=True)
     origin = slope, float(value) / start.shape[-1]
-    return NuclearState(start, start, 1.0, 0.0, slope, math.inf, squares, origin, lipschitz, threshold, note)
+    return NuclearState(
+        start, start, 1.0, 0.0, slope, math.inf, squares, origin, lipschitz, threshold, max(first, threshold), note
+    )

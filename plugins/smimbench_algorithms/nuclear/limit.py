@@ -146,9 +146,9 @@ def null_eigenvalues(prior: Any) -> float:
 RECOVERED = 1e-13
 """Delta, in units of the second moment, below which the error of a problem without noise or penalty is 0."""
 
-SMALLEST = 1e-4
-"""Least penalty of ``best_penalty``, in units of the one at which the estimate vanishes: where a vanishing penalty is best the
-error is about 0.3% above its least value."""
+ENOUGH = 3e-3, 1e-8
+"""Where a vanishing penalty is best: gain of a penalty ten times smaller, and error in units of the second moment, that are
+too small to go on for. Doubled, the error is twice as far above its least value: 3e-4 of it."""
 
 
 @dataclass(frozen=True)
@@ -352,11 +352,9 @@ def vanishing_penalty(prior: Any, seen: Observations, positive: bool) -> float:
 
 
 def best_penalty(prior: Any, seen: Observations, positive: bool) -> tuple[float, FixedPoint]:
-    """Penalty tau with the smallest error, and the fixed point there; ``SMALLEST`` where a vanishing penalty is best."""
+    """Penalty tau with the smallest error, and the fixed point there; small ``ENOUGH`` where a vanishing penalty is best."""
     from scipy.optimize import minimize_scalar
 
-    largest = vanishing_penalty(prior, seen, positive)
-    ends = math.log(SMALLEST * largest), math.log(largest)
     known: dict[float, FixedPoint] = {}
 
     def error(log_penalty: float) -> float:
@@ -366,8 +364,14 @@ def best_penalty(prior: Any, seen: Observations, positive: bool) -> tuple[float,
         )
         return known[log_penalty].error
 
-    minimize_scalar(error, bounds=ends, method="bounded", options={"xatol": 1e-3})
-    error(ends[0])
+    decade, gain = math.log(10), 1 - ENOUGH[0]
+    recovered = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
+    last = math.log(vanishing_penalty(prior, seen, positive))
+    before, least = math.inf, error(last)
+    while recovered < least < gain * before:
+        last -= decade
+        before, least = least, error(last)
+    minimize_scalar(error, bounds=(last, last + 2 * decade), method="bounded", options={"xatol": 1e-3})
     best = min(known, key=lambda key: known[key].error)
     return math.exp(best), known[best]
 
