@@ -199,6 +199,19 @@ class IntegratedChannel(DerivedChannel):
             return found
         return self._information(Q, V)
 
+    @property
+    def susceptibility(self) -> Any:
+        """The channel's own, or the slope of the information of one component whose sign no label sees; else None."""
+        own, found = self.channel.susceptibility, self._information
+        if own is not None or not found.blind_to_signs or found.is_exact:
+            return own
+
+        def slope(Q: Array, V: Array) -> Uncertain:
+            value = found.susceptibility(float(V[0, 0]))
+            return value._replace(value=np.array([[value.value]]), error=np.array([[value.error]]))
+
+        return slope
+
     @cached_property
     def _information(self) -> LikelihoodInformation:
         P = self.components
