@@ -141,7 +141,7 @@ def new(request: Request, kind: str, output: Path | None) -> int:
 )
 def doctor(request: Request, ceilings: bool) -> int:
     """Show versions, BLAS, GPU, and the exact pip command for CuPy."""
-    from smimbench.report.doctor import diagnose, print_diagnosis
+    from smimbench.report.catalogue import diagnose, print_diagnosis
 
     document = diagnose(ceilings=ceilings)
     request.answer(document, print_diagnosis)
