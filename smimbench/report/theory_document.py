@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from smimbench.files import error_line
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.report.labels import component_word, letter
+from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh, own_point, planned_ratio
 from smimbench.run.theory_cache import Kept, Progress, TheoryCache
 from smimbench.run.theory_guard import is_third_party, solve_in_processes
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.problem.problem import Problem
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, ProblemPlan, Suite
 
@@ -171,36 +171,33 @@ def add_own_theory(
     Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on
     sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample ratio of all of them.
     """
-    by_label = {document["problem"]["label"]: document for document in documents if "unsolved" not in document}
-    for document in documents:
-        document["algorithms"] = []
     problems = {plan.label: plan.problem for plan in suite.plans}
-    seen: set[str] = set()
-    cells = [cell for cell in _cells_asked_for(suite, alphas) if cell.problem_label in by_label]
-    total, done = Counter(cell.problem_label for cell in cells), Counter[str]()
-    for cell in cells:
-        label = cell.problem_label
-        stage = Stage(label, "the algorithms themselves", Progress(done[label], total[label]), cell.algorithm_label)
-        on_stage(stage)
-        cache.watch = lambda progress: None  # its own stages are over
-        problem, fresh = problems[label], draws_fresh(cell.algorithm)
-        ratio = planned_ratio(problem, cell) if fresh else cell.alpha
-        found = own_point(cache, problem, cell, ratio)
-        entry: JsonObject = {
-            "algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension,
-            "dimension_letter": letter(problem.model), "component_word": component_word(problem), "fresh": fresh,
-        }  # fmt: skip
-        if isinstance(found, str):
-            entry["no_theory"] = found
-        else:
-            overlap, _ = theory_of(find_metric("overlap"), problem, found, problem.components)
-            entry |= {"point": found, "overlap": overlap}
-        same = repr((cell.problem_label, {**entry, "dimension": None}))
-        if same not in seen:
-            seen.add(same)
-            by_label[label]["algorithms"].append(entry)
-        done[label] += 1
-        on_stage(stage._replace(progress=Progress(done[label], total[label])))
+    by_problem = grouped(_cells_asked_for(suite, alphas), lambda cell: cell.problem_label)
+    cache.watch = lambda progress: None  # its own stages are over
+    for document in documents:
+        label = document["problem"]["label"]
+        found: dict[str, JsonObject] = {}
+        cells = [] if "unsolved" in document else by_problem.get(label, [])
+        for k, cell in enumerate(cells):
+            stage = Stage(label, "the algorithms themselves", Progress(k, len(cells)), cell.algorithm_label)
+            on_stage(stage)
+            entry = _own_entry(problems[label], cell, cache)
+            found.setdefault(repr({**entry, "dimension": None}), entry)
+            on_stage(stage._replace(progress=Progress(k + 1, len(cells))))
+        document["algorithms"] = list(found.values())
+
+
+def _own_entry(problem: Problem, cell: Cell, cache: TheoryCache) -> JsonObject:
+    fresh = draws_fresh(cell.algorithm)
+    ratio = planned_ratio(problem, cell) if fresh else cell.alpha
+    found = own_point(cache, problem, cell, ratio)
+    entry: JsonObject = {
+        "algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension,
+        "dimension_letter": letter(problem.model), "component_word": component_word(problem), "fresh": fresh,
+    }  # fmt: skip
+    if isinstance(found, str):
+        return entry | {"no_theory": found}
+    return entry | {"point": found, "overlap": theory_of(find_metric("overlap"), problem, found, problem.components)[0]}
 
 
 def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
