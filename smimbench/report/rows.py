@@ -166,7 +166,9 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> dict
     """
     problems = {plan.label: plan.problem for plan in suite.plans}
     known: dict[tuple[str, float], list[Reference]] = {}
-    shipped = [pair for pair in pairs if "source" not in pair[0].algorithm and not draws_fresh(pair[0].algorithm)]
+    shipped = [
+        pair for pair in pairs if "source" not in pair[0].algorithm and not used_fresh(pair[0].algorithm, pair[1])
+    ]
     for (label, algorithm, alpha, dimension), members in grouped(shipped, _without_backend).items():
         problem, references = problems[label], known.setdefault((label, alpha), [])
         if any(one.algorithm != algorithm or one.dimension == dimension for one in references):
@@ -235,7 +237,8 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
         elif point := bayes_point(cache, problem, ratio):
             own = own_point(cache, problem, cell, ratio, records)
             near = _near(cache, problem, records, ratio, cell.dimension)
-        optimum = None if draws_fresh(cell.algorithm) else sized.get((cell.problem_label, cell.alpha, cell.dimension))
+        own_samples = any(used_fresh(cell.algorithm, record) for record in records)
+        optimum = None if own_samples else sized.get((cell.problem_label, cell.alpha, cell.dimension))
         metrics, target = suite.run.metrics, suite.run.target
         rows += _rows_of_place(
             place, problem, cell.algorithm, records, point, own, cell.alpha, near, metrics, target, store, optimum

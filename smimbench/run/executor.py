@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ import psutil
 from smimbench.files import printable, unless
 from smimbench.run.loop import STILL, Status, read_beat
 from smimbench.run.record import LONGEST
-from smimbench.run.worker import BOOT, HEAD, send
+from smimbench.run.worker import listen, send, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -241,32 +240,14 @@ class _Worker:
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         path = [entry for entry in sys.path if entry not in registry.foreign_path]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", BOOT, json.dumps(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._output,
-            env=dict.fromkeys(names, str(setup["threads"])) | dict(os.environ),
-            start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
-        )
+        environment = dict.fromkeys(names, str(setup["threads"])) | dict(os.environ)
+        self.process = started(path, stderr=self._output, env=environment)
         plugins = {"paths": registry.paths, "third_party": bool(distributions), "only": sorted(distributions)}
         self._send(json.dumps({**plugins, **setup, "heartbeat": str(self._pulse)}).encode())
-        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
+        listen(self.process.stdout, lambda message: events.put((self, message)))  # type: ignore[arg-type]
 
     def _send(self, message: bytes) -> None:
         unless(OSError, send, self.process.stdin, message)  # if it is dead, the other pipe says so too
-
-    def _listen(self, events: Events) -> None:
-        stream: Any = self.process.stdout
-        with stream:
-            try:
-                while len(head := stream.read(HEAD.size)) == HEAD.size:
-                    (length,) = HEAD.unpack(head)
-                    if length > 1 << 32 or len(message := stream.read(length)) < length:
-                        break
-                    events.put((self, message))
-            finally:
-                events.put((self, None))
 
     @property
     def is_idle(self) -> bool:

@@ -41,6 +41,35 @@ def send(stream: IO[bytes], data: bytes) -> None:
     stream.flush()
 
 
+def started(path: list[str], **how: Any) -> subprocess.Popen[bytes]:
+    """A process that works for this one; its ``sys.path`` is this, so that nothing of the working folder comes before it."""
+    boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", boot, json.dumps(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
+        **how,
+    )
+
+
+def listen(stream: IO[bytes], receive: Callable[[bytes | None], object], longest: int = 1 << 32) -> None:
+    """Hand on the messages of a stream from now on; None is its end."""
+
+    def read() -> None:
+        try:
+            with stream:
+                while len(head := stream.read(HEAD.size)) == HEAD.size:
+                    (length,) = HEAD.unpack(head)
+                    if length > longest or len(message := stream.read(length)) < length:
+                        break
+                    receive(message)
+        finally:
+            receive(None)
+
+    threading.Thread(target=read, daemon=True).start()
+
+
 def main() -> None:
     """Do tasks until the parent closes the pipe: the boundary at which errors of plugins become answers."""
     inbox, target = _begin()
@@ -104,10 +133,6 @@ def main() -> None:
         send(target, message)
 
 
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
-"""Starts a worker. The parent's path first, so that nothing of the working folder comes before it."""
-
-
 class Student:
     """The process that runs algorithms of third parties for this one, which knows their teachers.
 
@@ -121,21 +146,9 @@ class Student:
     def _begin(self) -> None:
         self._ready = False
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._process = started(sys.path)
         self._tell(json.dumps(self._setup).encode())
-        threading.Thread(target=self._listen, args=(self._process.stdout, self._messages), daemon=True).start()
-
-    @staticmethod
-    def _listen(stream: Any, messages: queue.SimpleQueue[bytes | None]) -> None:
-        with stream:
-            while len(head := stream.read(HEAD.size)) == HEAD.size:
-                messages.put(stream.read(*HEAD.unpack(head)))
-        messages.put(None)
+        listen(self._process.stdout, self._messages.put)  # type: ignore[arg-type]
 
     def _tell(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended, which is noticed where its answer is awaited
@@ -211,17 +224,9 @@ def _begin() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
     os.dup2(2, 1)  # what plugins print must not look like an answer
     faulthandler.enable()
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(source, inbox), daemon=True).start()
+    # The end of the pipe is the end of the parent, or of its interest.
+    listen(source, lambda message: os._exit(1) if message is None else inbox.put(message), sys.maxsize)
     return inbox, target
-
-
-def _read(source: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
-    """Hand messages on; the end of the pipe is the end of the parent, or of its interest."""
-    try:
-        while len(head := source.read(HEAD.size)) == HEAD.size:
-            inbox.put(source.read(*HEAD.unpack(head)))
-    finally:
-        os._exit(1)
 
 
 def _end_with_parent() -> None:

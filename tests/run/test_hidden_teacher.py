@@ -10,7 +10,7 @@ from smimbench.run.campaign import run_cells
 from smimbench.run.cell import run_cell
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
-from tests.helpers import LINE, suite_text, write_suite
+from tests.helpers import CHANNEL, LINE, suite_text, write_suite
 
 SEED = 918273645
 PLUGIN = '''
@@ -71,6 +71,10 @@ def draws(problem, data, rng):
     return (x.T @ y)[None] / len(y)
 
 
+def begins(problem, data, rng):
+    return data.start.estimate
+
+
 def base(act):
     class One:
         """It does so."""
@@ -89,17 +93,17 @@ def base(act):
 
 @smimbench.hookimpl
 def smimbench_register_algorithms(register):
-    for act in (one_liner, rebuilt, public_seed, random_stream, searched, honest, draws):
+    for act in (one_liner, rebuilt, public_seed, random_stream, searched, honest, begins, draws):
         register(base(act))
 '''.replace("918", str(SEED))
 NAMES = ("one-liner", "rebuilt", "public-seed", "random-stream", "searched", "honest", "draws")
 
 
-def cells_in(folder):
+def cells_in(folder, names=NAMES, more=()):
     (folder / "peeks.py").write_text(PLUGIN)
     set_registry(Registry([str(folder / "peeks.py")]))
-    text = suite_text(LINE, [0.5], 40, 1, *(f'name = "{name}"' for name in NAMES))
-    return load_suite(write_suite(folder, text), [f"grid.seed={SEED}"]).cells()
+    text = suite_text(LINE, [0.5], 40, 1, *(f'name = "{name}"' for name in names))
+    return load_suite(write_suite(folder, text), [f"grid.seed={SEED}", *more]).cells()
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +158,33 @@ def test_its_numbers_are_those_of_a_run_in_one_process(runs):
     clocks = ("seconds",)
     paths = [{k: v for k, v in one["trajectory"].items() if k not in clocks} for one in (there, here)]
     np.testing.assert_equal(*paths)
+
+
+@pytest.mark.parametrize("start", ["informed", "spectral"])
+def test_starts_are_the_same_where_the_teacher_is_not(tmp_path, start):
+    try:
+        (cell,) = cells_in(tmp_path, ["begins"], [f"run.start={start!r}"])
+        (there,) = run_cells([cell], Store(tmp_path / "results"))
+        here = run_cell(cell)
+    finally:
+        set_registry(None)
+    assert there["status"] == here["status"] == "ok"
+    assert there["metrics"] == here["metrics"]
+    assert there["sample_ratio"] == 0.5
+
+
+def test_a_problem_of_somebody_else_is_drawn_away_from_the_algorithm_too(tmp_path):
+    (tmp_path / "twice.py").write_text(CHANNEL)
+    set_registry(Registry([str(tmp_path / "twice.py")]))
+    try:
+        text = suite_text(LINE.replace('{ name = "linear", noise = 0.2 }', '"twice"'), [0.5], 40, 1, 'name = "gamp"')
+        (cell,) = load_suite(write_suite(tmp_path, text)).cells()
+        (there,) = run_cells([cell], Store(tmp_path / "results"))
+        here = run_cell(cell)
+    finally:
+        set_registry(None)
+    assert there["status"] == here["status"]
+    assert there["metrics"] == here["metrics"]
 
 
 def test_fresh_samples_are_drawn_where_the_teacher_is_and_counted_there(runs):
