@@ -153,7 +153,7 @@ def theory(
     thresholds: bool = True,
     workers: int = 1,
     on_stage: Callable[[Stage], None] = lambda stage: None,
-    verify: int = 0,
+    verify: float = 0.0,
 ) -> list[JsonObject]:
     """The Bayes-optimal curve and the thresholds of a suite, one dict per problem.
 
@@ -171,8 +171,9 @@ def theory(
         Spawned processes, as for ``run``; the numbers do not depend on it.
     on_stage : callable
         Called with what is being solved and how far it is, to show progress.
-    verify : int
-        Plain draws of teacher and posterior at every point, which give each dict a list ``verification``; 0 makes none.
+    verify : float
+        Relative deviation of the error, as 0.02, that plain draws of teacher and posterior should exclude at every point; they
+        give each dict a list ``verification``. 0 draws nothing.
     """
     import warnings
     from pathlib import Path

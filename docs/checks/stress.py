@@ -30,9 +30,8 @@ KNOWN = 0.05
 """Largest stated error of an MSE, in units of the prior's; doubled, a point that says little passes."""
 MOST_Z = 5.0
 """Some 500 numbers are compared: by chance one is beyond 4 in 30 whole runs, beyond 5 in 3,500."""
-DRAWS = 1000
-"""Plain draws of a point; doubled, half as much again is seen and the check takes twice as long. Where they decide nothing,
-because few of them meet a jump of the labels, twenty times as many are drawn."""
+RESOLVE = 0.1
+"""Relative deviation of the error that the draws of a point should show; half of it takes four times the draws."""
 ALPHAS = (1e-4, 0.1, 1.0, 1e4)
 ATTENTION, SEQUENCE = "attention-indexed", "sequence-multi-index"
 
@@ -69,9 +68,7 @@ def point(cache, model, tokens, channel, rho, alpha, most, limit) -> tuple[str, 
         problem = Problem({"name": model, "tokens": tokens}, channel, prior)
         found = cache.points(problem, [alpha])[0][0]
         signal.setitimer(signal.ITIMER_PROF, limit)
-        checks = verify_point(problem, found, DRAWS)
-        if not all(one.decided for one in checks):
-            checks = verify_point(problem, found, 20 * DRAWS)
+        checks = verify_point(problem, found, RESOLVE)
     except Late:
         return f"not within {limit:g} s", most
     except (ProblemError, ParameterError) as error:

@@ -133,6 +133,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
 
 
 DURATION = Quantity("TIME", {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400})
+PERCENT = Quantity("PERCENT", {"%": 0.01})
 SIZE = Quantity("SIZE", {"GB": 2**30, "MB": 2**20, "TB": 2**40})
 
 SUITE = click.Argument(["name"], metavar="SUITE", shell_complete=_complete_suite)

@@ -19,6 +19,7 @@ from smimbench.cli.options import (
     JSON,
     NOT_OK,
     OK,
+    PERCENT,
     RESULTS,
     SUITE_OR_FOLDER,
     Request,
@@ -53,10 +54,10 @@ if TYPE_CHECKING:
     option("Sample ratios instead of the suite's; repeatable.", "--alpha", "alphas", multiple=True, type=float),
     flag("Check every point against plain draws of teacher and posterior; exit code 1 where |z| > 4.", "--verify"),
     option(
-        "Draws of each point for --verify; four times as many halve the errors.",
-        "--draws",
-        type=click.IntRange(100),
-        default=20_000,
+        "Relative deviation of the error that --verify should see at each point; half of it takes four times the draws.",
+        "--resolve",
+        type=PERCENT,
+        default="2%",
     ),
     flag("Draw the curves with their thresholds, under figures in --results.", "--figure"),
     flag("Only the curve.", "--no-thresholds"),
@@ -78,7 +79,7 @@ def theory(
     workers: int,
     retry: bool,
     verify: bool,
-    draws: int,
+    resolve: float,
 ) -> int:
     """The Bayes-optimal curve, thresholds and their errors; no simulation.
 
@@ -91,6 +92,8 @@ def theory(
     for alpha in alphas:
         if not 0 < alpha < float("inf"):
             raise click.BadParameter(f"must be > 0 and finite, got {alpha}", param_hint="--alpha")
+    if resolve >= 1:
+        raise click.BadParameter(f"must be below 100%, got {100 * resolve:g}%", param_hint="--resolve")
     suite = request.suite()
     if not suite.chosen_plans and not suite.unmade:
         raise click.UsageError("--only leaves no problem of this suite")
@@ -103,7 +106,7 @@ def theory(
         document = theory_document(suite, wanted, cache, on_stage, thresholds=not no_thresholds, workers=workers)
         add_own_theory(suite, document, cache, wanted, on_stage)
         if verify:
-            add_verification(suite, document, draws, on_stage)
+            add_verification(suite, document, resolve, on_stage)
     solved = not any("unsolved" in one for one in document)
     if solved:
         _solve_of_runs(request, suite)

@@ -308,6 +308,8 @@ COLUMNS: dict[str, list[Column]] = {
                "theory` prints, to be tested with --verify."),
         Column("drawn", lambda row: number(row["drawn"], 5), "Monte Carlo estimate of the printed value, by --verify, from "
                "plain random draws."),
+        Column("would have seen", lambda row: percent(row["excludes"], ".1%"), "Smallest relative deviation of the printed "
+               "value that --verify finds (beyond z = 4) in nine tests of ten, given its draws and the printed error."),
     ],
 }  # fmt: skip
 _KNOWN = {column.heading: column for columns in COLUMNS.values() for column in columns}

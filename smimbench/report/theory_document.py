@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,7 @@ from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh, own_point, planned_ratio
 from smimbench.run.theory_cache import Kept, Progress, TheoryCache
 from smimbench.run.theory_guard import is_third_party, solve_in_processes
-from smimbench.theory.verification import DRAWS, verify_point
+from smimbench.theory.verification import RESOLVE, verify_point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -216,14 +217,15 @@ LARGEST_Z = 4.0
 def add_verification(
     suite: Suite,
     documents: Sequence[JsonObject],
-    draws: int = DRAWS,
+    resolve: float = RESOLVE,
     on_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> None:
     """Draw at every point of the documents of ``theory_document``; each gets a list ``verification``.
 
     Its entries name ``alpha``, ``branch``, ``quantity``, ``component`` (from 1, or None), ``printed`` with its ``error``,
-    ``drawn`` with its ``standard_error``, and ``z``, which is None where too few draws carry the mean. ``on_stage`` is called
-    with how far it is.
+    ``drawn`` with its ``standard_error``, ``z`` and ``excludes``, the relative deviation that would have been seen (None where
+    too few draws carry the mean), and ``draws``, as many as show an error that is off by ``resolve``, unless ``stopped``.
+    ``on_stage`` is called with how far it is.
     """
     for plan, document in zip(suite.chosen_plans, documents):
         points = document["points"]
@@ -237,7 +239,7 @@ def add_verification(
                 on_stage(stage._replace(note=f"{drawn[0]} at this point"))
 
             place = {"alpha": point["alpha"], "branch": point["branch"]}
-            checks = verify_point(plan.problem, point, draws, count)
+            checks = verify_point(plan.problem, point, resolve, clock=time.perf_counter, on_draws=count)
             document["verification"] += [{**place, **check.document()} for check in checks]
             on_stage(stage._replace(progress=Progress(k + 1, len(points))))
 

@@ -14,6 +14,7 @@ from smimbench.report.columns import Column, make_table, number, one_digit
 from smimbench.report.labels import grouped
 from smimbench.report.tables import Columns
 from smimbench.report.theory_document import LARGEST_Z
+from smimbench.theory.verification import MOST, SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -179,6 +180,7 @@ def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]
         "drawn",
         Column("error", lambda row: one_digit(row["standard_error"])),
         Column("z", _z),
+        "would have seen",
     ]
     shown: list[RenderableType] = []
     for document in documents:
@@ -193,11 +195,22 @@ def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]
             f"largest {worst['z'] or 0.0:+.2f} ({_quantity(worst)} at alpha = {worst['alpha']:.5g})"
         )
         if few := sum(row["z"] is None for row in rows):
-            summary += f"; {few} not decided, because too few draws meet a jump of the labels: give more --draws"
+            summary += f"; {few} not decided, because too few draws meet a jump of the labels"
         if any(row["bound"] for row in rows):
             summary += "; unlearned, perfect recovery: the growth rate of a small overlap or error, at most 1"
-        shown.append(make_table(document["problem"]["label"], columns, rows, summary))
+        shown.append(make_table(document["problem"]["label"], columns, rows, f"{summary}. {_seen(rows)}"))
     return shown
+
+
+def _seen(rows: Sequence[JsonObject]) -> str:
+    """What the draws of a problem's points can and cannot see, in words."""
+    said = []
+    if goals := [row["excludes"] for row in rows if row["quantity"] == "MSE" and row["excludes"]]:
+        said.append(f"At every point an MSE that is {100 * max(goals):.2g}% off would have been seen")
+    if late := list(dict.fromkeys(f"{row['alpha']:.5g}" for row in rows if row["stopped"])):
+        limit = f"{SECONDS:g} s or {MOST:,} draws"
+        said.append(f"At alpha = {', '.join(late)} the draws ended short of what --resolve asks, after {limit}")
+    return ". ".join([*said, "What a channel's forward and posterior both get wrong is not seen."])
 
 
 def _z(row: Mapping[str, Any]) -> str:

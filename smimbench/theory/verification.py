@@ -24,7 +24,7 @@ from smimbench.derive.labels import predict_twice
 from smimbench.derive.prior import why_theory_only
 from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_logarithm, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
-from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
+from smimbench.numerics.statistics import DETECTED, FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.generalization import FAINT
 from smimbench.theory.information import information_at, inverse_map, overlap_at, overlap_error_at, prior_moments
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
 
-DRAWS = 20_000
-"""Draws of a point; doubled, errors 1.4 times smaller are found and it takes twice as long."""
+RESOLVE, SECONDS = 0.02, 30.0
+"""Relative deviation of the error that every point should exclude, and the time that its draws may take. Half the deviation takes
+four times the draws."""
+FEWEST, MOST = 5_000, 1_000_000
+"""Draws from which the spread is learned, and that are made at most. Doubled: it is known 1.4 times better; twice the memory."""
 CHUNK, SHARING = 5_000, 1_000
 """Draws that are held at once, and that share the points of a sampled posterior, with an error of 1 to 2% of their mean. Doubled:
 twice the memory; what the mean of all draws keeps of that error is 1.4 times as large."""
@@ -48,8 +51,10 @@ SMALL = 1e-6
 """Share of the second moment that is unknown where the stability of perfect recovery is tested; doubled, so is the bias."""
 MATRICES, DIMENSION = 12, 60
 """Signals of extensive rank that are drawn, at this dimension and twice that; doubled, it takes 2 or 8 times as long."""
-FEWEST_DRAWS = 100
-"""Fewer draws have no standard error that could be believed."""
+FEWEST_SLOPES = 100
+"""Draws for a derivative; fewer have no mean that could be believed."""
+GOALS = ("MSE", "unlearned", "perfect recovery")
+"""The quantities that decide how many draws are enough."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,10 @@ class Check:
         Whether the printed number is an upper bound.
     effective : float
         How many draws carry the mean, ``(sum |x|)^2 / sum x^2``.
+    draws : int
+        How many were made at this point.
+    stopped : bool
+        Whether they were ended by the clock, or by ``MOST``, before the point excluded what it should.
     """
 
     quantity: str
@@ -80,6 +89,18 @@ class Check:
     standard_error: float
     bound: bool = False
     effective: float = math.inf
+    draws: int = 0
+    stopped: bool = False
+
+    @property
+    def width(self) -> float:
+        """Both errors together."""
+        return math.hypot(self.error, self.standard_error, 1e-9 * max(abs(self.printed), 1e-3))
+
+    @property
+    def excludes(self) -> float | None:
+        """Relative deviation of the printed number that nine checks in ten would have found beyond four standard errors."""
+        return DETECTED * self.width / abs(self.printed) if self.decided and self.printed else None
 
     @property
     def decided(self) -> bool:
@@ -92,12 +113,21 @@ class Check:
         if not self.decided:
             return 0.0
         gap = self.drawn - self.printed
-        width = math.hypot(self.error, self.standard_error, 1e-9 * max(abs(self.printed), 1e-3))
-        return 0.0 if self.bound and gap < 0 else gap / width
+        return 0.0 if self.bound and gap < 0 else gap / self.width
+
+    def missing(self, resolve: float) -> float:
+        """How many times as many draws it takes until such a relative deviation would be found; 1 where they are enough."""
+        if not self.decided:
+            return 1.5 * FEWEST_EFFECTIVE / max(self.effective, 1.0)
+        wanted = resolve * abs(self.printed) / DETECTED
+        # Draws cannot make the printed number's own error smaller: beyond half of it they are of no use.
+        wanted = max(math.sqrt(max(wanted**2 - self.error**2, 0.0)), self.error / 2)
+        holds = self.bound and self.printed - self.drawn > DETECTED * self.standard_error
+        return 1.0 if holds or self.standard_error <= wanted else (self.standard_error / wanted) ** 2
 
     def document(self) -> JsonObject:
         """As plain data; components count from 1."""
-        document = asdict(self) | {"z": self.z if self.decided else None}
+        document = asdict(self) | {"z": self.z if self.decided else None, "excludes": self.excludes}
         del document["effective"]
         return document | {"component": None if self.component is None else self.component + 1}
 
@@ -123,16 +153,27 @@ def _check(
 
 
 def verify_point(
-    problem: Problem, point: JsonObject, draws: int = DRAWS, on_draws: Callable[[int], None] = lambda count: None
+    problem: Problem,
+    point: JsonObject,
+    resolve: float = RESOLVE,
+    *,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = lambda: 0.0,
+    on_draws: Callable[[int], None] = lambda count: None,
 ) -> list[Check]:
-    """Compare every number of a reported point with plain draws.
+    """Compare every number of a reported point with plain draws, as many as it takes to see its error off by ``resolve``.
+
+    A first set of draws tells how many are needed; the second one starts with the same draws.
 
     Parameters
     ----------
     point : dict
         As in the JSON of ``theory``; read are ``alpha``, ``alpha_error``, ``overlap``, ``mse`` and the errors of prediction.
-    draws : int
-        Independent draws; standard errors fall with their root.
+    resolve : float
+        Relative deviation of the MSE (or of a growth rate that must stay below 1) that nine checks in ten should find; between 0
+        and 1. Half of it takes four times the draws.
+    seconds, clock : float, callable
+        How long the draws may take, and what counts seconds: ``time.perf_counter``.
     on_draws : callable
         Called with the number of draws of the channel made since the last call, to show progress.
 
@@ -143,14 +184,28 @@ def verify_point(
     Raises
     ------
     ValueError
-        Fewer than 100 draws.
+        If ``resolve`` is not between 0 and 1.
     """
-    if draws < FEWEST_DRAWS:
-        raise ValueError(f"draws must be at least {FEWEST_DRAWS}, got {draws}")
-    return _PointByDraws(problem, point, draws, on_draws).checks()
+    if not 0 < resolve < 1:
+        raise ValueError(f"resolve must be between 0 and 1, as 0.02 for 2%, got {resolve}")
+    begin, draws = clock(), FEWEST
+    while True:
+        start = clock()
+        found = _PointByDraws(problem, point, draws, on_draws).checks()
+        goals = [
+            one for one in found  # where hardly any draw carries a mean, no number of them decides
+            if (one.quantity in GOALS if one.decided else one.effective * MOST > FEWEST_EFFECTIVE * draws)
+        ]  # fmt: skip
+        wanted = draws * max((one.missing(resolve) for one in goals), default=1.0)
+        now = clock()
+        left = draws * (seconds - (now - begin)) / (now - start) if now > start else math.inf
+        more = int(min(1.1 * wanted, left, MOST))
+        if wanted <= draws or more < 1.2 * draws:
+            return [replace(one, draws=draws, stopped=wanted > draws) for one in found]
+        draws = more
 
 
-def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -> list[Check]:
+def verify_information(problem: Problem, Q: Host, V: Host, draws: int) -> list[Check]:
     """The diagonal of ``E sum_c g_c g_c^T`` at an overlap, with its stated error, against both means over plain draws.
 
     Components without overlap are left out: their information is 0 for every draw, or nearly so.
@@ -276,7 +331,7 @@ class _PointByDraws:
         few, all_draws = (min(effective_sample_size(np.diagonal(part, axis1=1, axis2=2))) for part in (own[::4], own))
         if all_draws < FEWEST_EFFECTIVE:
             return found
-        count = max(len(own[::4]) if few >= FEWEST_EFFECTIVE else len(own), FEWEST_DRAWS)
+        count = max(len(own[::4]) if few >= FEWEST_EFFECTIVE else len(own), FEWEST_SLOPES)
         # Only the diagonal is asked where labels do not see signs: sampled entries off it are noise.
         mask = np.ones((n, n)) if mixed else np.eye(n)
         mean, log = mask * own.mean(0), symmetric_logarithm(self.qhat[kept])

@@ -251,7 +251,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (HARDMAX, {"nishimori": LAW, "posterior": "E[z | y] of a sample", "gradient": "log_partition changes by"}, ()),
     (
         spoiled(LINEAR, posterior=lambda p, *_: p._replace(covariance=0.9 * p.covariance)),
-        {"nishimori": "its covariance is not that of its own errors"},
+        {"nishimori": "its covariance differs by 0.036 of V from what its own second moments say"},
         ("gradient",),
     ),
     (

@@ -1,6 +1,8 @@
 """Points of theory against plain draws: right ones hold, wrong ones do not."""
 
+import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from smimbench.problem.problem import Problem
 from smimbench.report import theory_document as verbs
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory.information import prior_moments
-from smimbench.theory.verification import Check, _PointByDraws, verify_point
+from smimbench.theory.verification import DETECTED, Check, _PointByDraws, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE
 from tests.helpers import SUITE, call, write_suite
 
@@ -22,6 +24,10 @@ ATTENTION = {"name": "attention-indexed", "tokens": 2}
 
 def points(problem, *alphas):
     return [point for branches in TheoryCache().points(problem, alphas) for point in branches]
+
+
+def rows_of(problem, point, draws):
+    return _PointByDraws(problem, point, draws, lambda count: None).checks()
 
 
 @pytest.mark.parametrize(
@@ -35,7 +41,7 @@ def points(problem, *alphas):
 )
 def test_right_points_hold(problem, alphas):
     problem = Problem(*problem)
-    rows = [row for point in points(problem, *alphas) for row in verify_point(problem, point, 4000)]
+    rows = [row for point in points(problem, *alphas) for row in rows_of(problem, point, 4000)]
     assert all(abs(row.z) < 4 for row in rows)
     z = np.array([row.z for row in rows if not row.bound and row.standard_error > 0])
     assert 0.3 < np.sqrt((z**2).mean()) < 1.8
@@ -45,11 +51,11 @@ def test_a_wrong_overlap_is_found_by_posterior_and_teacher():
     problem = Problem(ATTENTION, "softmax", {"name": "wishart", "rho": 0.5})
     (point,) = points(problem, 0.12)
     wrong = {**point, "mse": point["mse"] + 0.04, "overlap": [[point["overlap"][0][0] - 0.04]]}
-    found = {row.quantity: row.z for row in verify_point(problem, wrong, 20_000)}
+    found = {row.quantity: row.z for row in rows_of(problem, wrong, 20_000)}
     assert all(abs(found[name]) > 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE"))
     # An error of the curve that is stated is no deviation.
     stated = {**wrong, "mse_error": 0.04, "alpha_error": 0.006}
-    found = {row.quantity: row.z for row in verify_point(problem, stated, 20_000)}
+    found = {row.quantity: row.z for row in rows_of(problem, stated, 20_000)}
     assert all(abs(found[name]) < 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE"))
 
 
@@ -70,7 +76,7 @@ def test_a_posterior_that_is_not_the_teachers_is_found():
     (point,) = points(problem, 0.3)
     point.pop("generalization_error")
     problem.channel = Shorter()
-    found = {row.quantity: row.z for row in verify_point(problem, point, 4000)}
+    found = {row.quantity: row.z for row in rows_of(problem, point, 4000)}
     assert abs(found["Qhat (posterior)"]) > 4
     assert abs(found["Qhat (teacher)"]) > 4
 
@@ -81,9 +87,9 @@ def test_what_is_not_learned_and_what_is_perfect_must_be_stable():
     (all_known,) = points(problem, 0.7)
     assert nothing["mse"] == 1
     assert all_known["mse"] == 0
-    assert all(row.z < 4 for p in (nothing, all_known) for row in verify_point(problem, p, 4000))
+    assert all(row.z < 4 for p in (nothing, all_known) for row in rows_of(problem, p, 4000))
     for point, alpha, name in ((nothing, 0.25, "unlearned"), (all_known, 0.4, "perfect recovery")):
-        found = {row.quantity: row.z for row in verify_point(problem, {**point, "alpha": alpha}, 4000)}
+        found = {row.quantity: row.z for row in rows_of(problem, {**point, "alpha": alpha}, 4000)}
         assert found[name] > 4
 
 
@@ -93,7 +99,7 @@ def test_perfect_recovery_of_components_that_share_a_mean():
     problem = Problem({"name": "attention-indexed", "tokens": 2}, table, {"name": "wishart", "rho": 0.5})
     point = {"overlap": prior_moments(problem)[0].tolist(), "mse": [0.0, 0.0], "branch": "unique"}
     for alpha, growth in ((0.45, 0.375 / 0.45), (0.3, 0.375 / 0.3)):
-        found = {row.quantity: row for row in verify_point(problem, {**point, "alpha": alpha}, 4000)}
+        found = {row.quantity: row for row in rows_of(problem, {**point, "alpha": alpha}, 4000)}
         row = found["perfect recovery"]
         assert abs(row.drawn - growth) < 4 * row.standard_error
         assert (row.z > 4) == (alpha < 0.375)
@@ -107,22 +113,22 @@ def test_of_the_command_line(tmp_path, capsys, monkeypatch):
             main(["theory", str(tmp_path / "small.toml"), "--results", str(tmp_path / "results"), "--verify", *options])
         return end.value.code
 
-    assert theory("--json", "--draws", "1000") == 0
+    assert theory("--json", "--resolve", "20%") == 0
     rows = [row for document in json.loads(capsys.readouterr().out) for row in document["verification"]]
     assert {"Qhat (posterior)", "MSE", "signal", "generalization bayes"} <= {row["quantity"] for row in rows}
     assert all(abs(row["z"]) < 4 and row["standard_error"] >= 0 for row in rows)
     wrong = Check("MSE", 0, 0.5, 0.01, 0.6, 0.01)
-    monkeypatch.setattr(verbs, "verify_point", lambda *_: [wrong])
-    assert theory("--draws", "1000") == 1
+    monkeypatch.setattr(verbs, "verify_point", lambda *_, **__: [wrong])
+    assert theory() == 1
     assert "+7.07 !" in capsys.readouterr().out
-    assert theory("--draws", "10") == 2
+    assert theory("--resolve", "100%") == theory("--resolve", "0") == 2
 
 
 def test_a_bound_is_one_sided():
     assert Check("unlearned", 0, 1.0, 0.0, 0.5, 0.01, bound=True).z == 0
     assert Check("unlearned", 0, 1.0, 0.0, 1.5, 0.1, bound=True).z == pytest.approx(5)
-    with pytest.raises(ValueError, match="at least 100"):
-        verify_point(Problem(SEQUENCE, "softmax", "gaussian"), {}, 10)
+    with pytest.raises(ValueError, match=r"between 0 and 1, as 0.02 for 2%, got 20000"):
+        verify_point(Problem(SEQUENCE, "softmax", "gaussian"), {}, 20_000)
 
 
 def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
@@ -130,7 +136,7 @@ def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
     problem = Problem(ATTENTION, "hardmax", {"name": "wishart", "rho": 0.5})
     for alpha in (30.0, 1e4):
         (point,) = points(problem, alpha)
-        found = {row.quantity: row for row in verify_point(problem, point, 1000)}
+        found = {row.quantity: row for row in rows_of(problem, point, 1000)}
         assert not found["Qhat (posterior)"].decided
         assert found["Qhat (posterior)"].document()["z"] is None
         assert found["signal"].decided
@@ -138,13 +144,13 @@ def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
     # More draws decide, and find a wrong point.
     (point,) = points(problem, 3.0)
     right, wrong = (
-        {row.quantity: row for row in verify_point(problem, one, 20_000)}
+        {row.quantity: row for row in rows_of(problem, one, 20_000)}
         for one in (point, {**point, "mse": 4 * point["mse"], "overlap": [[point["overlap"][0][0] - 3 * point["mse"]]]})
     )
     assert all(row.decided and abs(row.z) < 4 for row in right.values())
     assert abs(wrong["Qhat (posterior)"].z) > 4
     text = ATTENTION_SUITE.replace("[0.1, 0.3]", "[1e4]").replace('"softmax", beta = 1.0', '"hardmax"')
-    words = ["theory", write_suite(tmp_path, text), "--verify", "--draws", "1000", "--no-thresholds"]
+    words = ["theory", write_suite(tmp_path, text), "--verify", "--no-thresholds"]
     code, out, _ = call(capsys, *words)
     assert code == 0
     assert "too few draws" in " ".join(out.split())
@@ -165,7 +171,7 @@ def test_draws_that_carry_a_mean_are_counted(k):
 def test_what_enough_draws_carry_is_decided_for_the_error_as_well(alpha):
     """Here a quarter of the draws would not be enough for the step to the fixed point."""
     problem = Problem(ATTENTION, "hardmax", {"name": "wishart", "rho": 0.5})
-    rows = {row.quantity: row for point in points(problem, alpha) for row in verify_point(problem, point, 4000)}
+    rows = {row.quantity: row for point in points(problem, alpha) for row in rows_of(problem, point, 4000)}
     assert rows["Qhat (posterior)"].decided
     assert abs(rows["MSE"].z) < 4
 
@@ -201,3 +207,34 @@ def test_points_of_a_sampled_posterior_are_not_shared_by_all_draws():
     object.__setattr__(problem, "channel", Shared())
     sampled = checked.draw(checked.Q, checked.V, 20_000)[1].mean()
     assert 0 < abs(sampled / right - 1) < 3 * 0.05 / np.sqrt(20)
+
+
+@pytest.mark.parametrize(("noise", "alpha"), [(0.1, 0.3), (0.5, 1.0), (2.0, 2.5)])
+def test_as_many_draws_as_the_goal_takes(noise, alpha):
+    """Four times the draws for half the goal; an error as large as the goal is found in nine of ten points."""
+    problem = Problem(SEQUENCE, {"name": "linear", "noise": noise}, "gaussian")
+    (point,) = points(problem, alpha)
+    coarse, fine = ({row.quantity: row for row in verify_point(problem, point, goal)}["MSE"] for goal in (0.04, 0.02))
+    assert 2.5 < fine.draws / coarse.draws < 6
+    assert 0.8 * 0.02 < fine.excludes <= 0.02
+    assert not fine.stopped
+    off = replace(fine, drawn=fine.printed * (1 + fine.excludes))
+    assert off.z == pytest.approx(DETECTED)
+
+
+def test_the_clock_ends_the_draws_and_says_so():
+    problem = Problem(SEQUENCE, {"name": "linear", "noise": 0.5}, "gaussian")
+    (point,) = points(problem, 1.0)
+    ticks = itertools.count()
+    rows = verify_point(problem, point, 1e-3, seconds=3, clock=lambda: float(next(ticks)))
+    assert all(row.stopped and row.draws < 20_000 for row in rows)
+    assert all(abs(row.z) < 4 for row in rows)
+
+
+def test_a_stated_error_ends_the_draws_where_they_are_of_no_more_use():
+    problem = Problem(SEQUENCE, {"name": "linear", "noise": 0.5}, "gaussian")
+    (point,) = points(problem, 1.0)
+    row = {row.quantity: row for row in verify_point(problem, {**point, "mse_error": 0.05 * point["mse"]}, 0.01)}["MSE"]
+    assert row.draws == 5000
+    assert not row.stopped
+    assert row.excludes > DETECTED * 0.05
