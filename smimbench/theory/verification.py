@@ -27,7 +27,7 @@ from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.numerics.statistics import DETECTED, FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.generalization import FAINT
-from smimbench.theory.information import information_at, inverse_map, overlap_at, overlap_error_at, prior_moments
+from smimbench.theory.information import inverse_map, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.types import NOTHING
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def verify_point(
     begin, draws = clock(), FEWEST
     while True:
         start = clock()
-        found = _PointByDraws(problem, point, draws, on_draws).checks()
+        found = PointByDraws(problem, point, draws, on_draws).checks()
         goals = [
             one for one in found  # where hardly any draw carries a mean, no number of them decides
             if (one.quantity in GOALS if one.decided else one.effective * MOST > FEWEST_EFFECTIVE * draws)
@@ -205,18 +205,7 @@ def verify_point(
         draws = more
 
 
-def verify_information(problem: Problem, Q: Host, V: Host, draws: int) -> list[Check]:
-    """The diagonal of ``E sum_c g_c g_c^T`` at an overlap, with its stated error, against both means over plain draws.
-
-    Components without overlap are left out: their information is 0 for every draw, or nearly so.
-    """
-    place = {"alpha": 1.0, "overlap": Q, "mse": np.diagonal(V), "branch": str(np.diagonal(Q).tolist())}
-    point = _PointByDraws(problem, place, draws, lambda count: None)
-    value, error, _ = information_at(problem, Q, V)
-    return point.both_means("information", value, error, 1.0, point.draw(Q, V, draws), [(a, a) for a in point.learned])
-
-
-class _PointByDraws:
+class PointByDraws:
     """A reported point and the draws at its overlap."""
 
     def __init__(self, problem: Problem, point: JsonObject, draws: int, on_draws: Callable[[int], None]) -> None:

@@ -59,10 +59,22 @@ def overlaps(problem):
             yield np.diag(bottom + row * (second - bottom)), np.diag((1 - row) * (second - bottom))
 
 
+def verify_information(problem, Q, V, draws):
+    """The diagonal of ``E sum_c g_c g_c^T`` at an overlap, with its stated error, against both means over plain draws.
+
+    Components without overlap are left out: their information is 0 for every draw, or nearly so.
+    """
+    from smimbench.theory.information import information_at
+    from smimbench.theory.verification import PointByDraws
+
+    place = {"alpha": 1.0, "overlap": Q, "mse": np.diagonal(V), "branch": str(np.diagonal(Q).tolist())}
+    point = PointByDraws(problem, place, draws, lambda count: None)
+    value, error, _ = information_at(problem, Q, V)
+    return point.both_means("information", value, error, 1.0, point.draw(Q, V, draws), [(a, a) for a in point.learned])
+
+
 def scores(name, draws=DRAWS, chosen=slice(None)):
     """z of every diagonal entry of the information of a case, from the posterior's own overlap and from the teacher's."""
-    from smimbench.theory.verification import verify_information
-
     problem = Problem(*CASES[name])
     return [check.z for Q, V in list(overlaps(problem))[chosen] for check in verify_information(problem, Q, V, draws)]
 

@@ -256,7 +256,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
     ),
     (
         spoiled(LINEAR, posterior=lambda p, *_: p._replace(mean=p.mean + 0.02)),
-        {"nishimori": "its mean overlooks what the label tells"},
+        {"nishimori": f"{LAW}, on average"},
         (),
     ),
     (spoiled(LINEAR, information=lambda u, *_: u._replace(value=1.05 * u.value)), {"nishimori": "information at V = "}, ()),

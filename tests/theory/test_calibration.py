@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from smimbench.problem.problem import Problem
-from smimbench.theory.verification import verify_information
-from suites.asv.calibration import CASES, overlaps, scores
+from suites.asv.calibration import CASES, overlaps, scores, verify_information
 
 CHEAP = [name for name in CASES if "layers" not in name and not ("hardmax" in name and "2 tokens" not in name)]
 """Those with formulas or quadratures, and a posterior of microseconds."""

@@ -14,7 +14,7 @@ from smimbench.problem.problem import Problem
 from smimbench.report import theory_document as verbs
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory.information import prior_moments
-from smimbench.theory.verification import DETECTED, Check, _PointByDraws, verify_point
+from smimbench.theory.verification import DETECTED, Check, PointByDraws, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE
 from tests.helpers import SUITE, call, write_suite
 
@@ -27,7 +27,7 @@ def points(problem, *alphas):
 
 
 def rows_of(problem, point, draws):
-    return _PointByDraws(problem, point, draws, lambda count: None).checks()
+    return PointByDraws(problem, point, draws, lambda count: None).checks()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ class Shared(Channel):
 
 def test_points_of_a_sampled_posterior_are_not_shared_by_all_draws():
     problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.5}, "gaussian")
-    checked = _PointByDraws(problem, points(problem, 1.0)[0], 20_000, lambda count: None)
+    checked = PointByDraws(problem, points(problem, 1.0)[0], 20_000, lambda count: None)
     right = checked.draw(checked.Q, checked.V, 20_000)[1].mean()
     object.__setattr__(problem, "channel", Shared())
     sampled = checked.draw(checked.Q, checked.V, 20_000)[1].mean()

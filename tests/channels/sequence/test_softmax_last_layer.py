@@ -17,7 +17,7 @@ from smimbench_channels.sequence.softmax.last_layer.tables import (
 )
 
 from smimbench.interfaces import Uncertain
-from smimbench.theory.verification import verify_information
+from suites.asv.calibration import verify_information
 from tests.channels.sequence.deep_attention import diagonal, outputs, product
 from tests.helpers import sequence
 
