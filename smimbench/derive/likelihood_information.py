@@ -140,17 +140,15 @@ class LikelihoodInformation:
                 z = math.sqrt(V) * u.reshape(-1, 1, self.sites)
                 drawn.append(np.asarray(self.channel.forward(z, rng=monte_carlo_rng("slope: labels", scramble))))
             if self.dimension == drawn[0][0].size == 1:
-                rules = []
-                for count, v in ((16, V / 2), (8, V), (16, V)):
-                    nodes, weights = _panels(np.concatenate(drawn).ravel(), count)
-                    density, square = strength(nodes.reshape(-1, *drawn[0].shape[1:]), v)
-                    mass = np.where(density > 0, weights * density, 0.0)
-                    rules.append((float(mass.sum()), float(mass @ np.where(mass > 0, square, 0.0) / mass.sum())))
-                (other, _), (_, before), (norm, value) = rules
+                nodes, weights = _panels(np.concatenate(drawn).ravel())
+                y = nodes.reshape(-1, *drawn[0].shape[1:])
+                (density, square), (other, _) = strength(y), strength(y, V / 2)
+                mass = weights * density
                 # The likelihood may lack a factor; one that depends on y changes the norm with the law of the latents.
-                unlike = abs(other / norm - 1)
+                unlike = abs(float(weights @ other / mass.sum()) - 1)
                 if unlike < 1e-3:
-                    return Uncertain(value, abs(value - before) + value * (unlike + 1e-6), "quadrature")
+                    value = float(mass @ square / mass.sum())
+                    return Uncertain(value, value * (10 * unlike + 1e-6), "quadrature")
             estimates = [float(strength(y)[1].mean()) for y in drawn]
             error = float(np.std(estimates, ddof=1)) / math.sqrt(SCRAMBLES)
             return Uncertain(float(np.mean(estimates)), error, "Monte Carlo")
@@ -260,12 +258,12 @@ class LikelihoodInformation:
         return label_means(labels, Q, V, scrambles=SCRAMBLES)[:2]
 
 
-def _panels(draws: Host, count: int) -> tuple[Host, Host]:
+def _panels(draws: Host) -> tuple[Host, Host]:
     """Nodes and weights of Gauss-Legendre rules between 32 quantiles of draws, and of wider and wider ones beyond them."""
     quantiles = np.quantile(draws, np.linspace(0, 1, 33))
     beyond = np.ptp(draws) * np.array([0.05, 0.15, 0.4, 1.0, 2.0])
     ends = np.unique([*(quantiles[0] - beyond), *quantiles, *(quantiles[-1] + beyond)])
-    nodes, weights = gauss_legendre(count, 0.0, 1.0)
+    nodes, weights = gauss_legendre(16, 0.0, 1.0)
     width = np.diff(ends)[:, None]
     return (ends[:-1, None] + width * nodes).ravel(), (width * weights).ravel()
 
