@@ -15,7 +15,7 @@ from smimbench.files import JsonObject, error_line, printable, read_json, write_
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import grouped, place
 from smimbench.report.statistics import against_theory, ratio_to_bayes
-from smimbench.report.stored_table import checked_document
+from smimbench.report.stored_table import Open, checked_document
 from smimbench.run.record import SharedDocument, check_model, digest_of
 from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.run.theory_guard import GuardedTheory
@@ -36,25 +36,23 @@ folder of its own, because files next to ``run.json`` are records.
 """
 
 
-class _Place(pydantic.BaseModel):
-    """Rows of one place: what they have in common, and the rest of each."""
+class _Closed(Open):
+    model_config = pydantic.ConfigDict(extra="forbid")
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+class _Place(_Closed):
+    """Rows of one place: what they have in common, and the rest of each."""
 
     common: JsonObject
     rows: list[JsonObject]
 
 
-class _Body(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
-
+class _Body(Open):
     identities: list[JsonObject]
     places: list[_Place]
 
 
-class _Packed(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
-
+class _Packed(_Closed):
     packed: int
     run: SharedDocument
     document: _Body

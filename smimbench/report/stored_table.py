@@ -17,17 +17,19 @@ Text = Annotated[str, Field(max_length=100_000)]
 Texts = list[Text]
 
 
-class _Open(pydantic.BaseModel):
+class Open(pydantic.BaseModel):
+    """A table of a file; keys that are not named here are kept."""
+
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
 
-class _Time(_Open):
+class _Time(Open):
     seconds: Number
     iterations: Number
     fraction: Number
 
 
-class _Half(_Open):
+class _Half(Open):
     target: Number
     fraction: Number
     iterations: Number
@@ -36,31 +38,31 @@ class _Half(_Open):
     epochs: Number
 
 
-class _Sequence(_Open):
+class _Sequence(Open):
     layers: list[int]
     runs: int
 
 
-class _Factor(_Open):
+class _Factor(Open):
     axis: Text
     mean: Number
     sem: Number
     runs: int
 
 
-class _Order(_Open):
+class _Order(Open):
     success: Number
     sequences: list[_Sequence]
     factor: _Factor | None
 
 
-class _Moving(_Open):
+class _Moving(Open):
     runs: int
     change: float
     lowest: float
 
 
-class _Finding(_Open):
+class _Finding(Open):
     mean: Number
     sem: Number
     runs: int
@@ -68,7 +70,7 @@ class _Finding(_Open):
     theory: Number
 
 
-class _Predicted(_Open):
+class _Predicted(Open):
     metric: Text
     component: Annotated[int, Field(ge=1)] | None
     at: Number
@@ -78,24 +80,24 @@ class _Predicted(_Open):
     error: Number
 
 
-class _Item(_Open):
+class _Item(Open):
     name: Text
 
 
-class _Problem(_Open):
+class _Problem(Open):
     model: _Item
     channel: _Item
     prior: _Item
 
 
-class Identity(_Open):
+class Identity(Open):
     """What was run: problem and algorithm with their parameters."""
 
     problem: _Problem
     algorithm: _Item
 
 
-class Row(_Open):
+class Row(Open):
     """A row of the error table; see ``smimbench.report.rows.error_rows``."""
 
     problem: Text
@@ -163,7 +165,7 @@ class Row(_Open):
         return found
 
 
-class OtherVersion(_Open):
+class OtherVersion(Open):
     """What another version of an item made."""
 
     problem: Text
@@ -174,7 +176,7 @@ class OtherVersion(_Open):
     metric: Text
 
 
-class Document(_Open):
+class Document(Open):
     """What ``show --json`` prints, but for what follows from its rows."""
 
     suite: Text
