@@ -66,6 +66,11 @@ def pytest_report_header() -> str:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the test that takes minutes: one process is at it while the others do the rest."""
+    items.sort(key=lambda item: "smi-three-layers]" not in item.name)
+
+
 @pytest.fixture(params=_BACKENDS)
 def backend(request) -> Backend:
     """Every array namespace of this machine; CuPy only where there is a GPU."""
