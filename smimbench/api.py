@@ -278,5 +278,5 @@ def _suite(suite: Suite | str | Path, overrides: Iterable[str] = (), only: Itera
     if not isinstance(suite, Suite):
         return load_suite(suite, overrides, only)
     if tuple(overrides) or tuple(only):
-        raise ValueError("overrides go with a suite given by name or path; hand those of a loaded one to load_suite")
+        raise ValueError("overrides need a suite given by name or path; for a loaded suite pass them to load_suite")
     return suite

@@ -118,14 +118,14 @@ def read_json(path: Path, largest: int = 1 << 28) -> Any:
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
-            raise ValueError("not an ordinary file")
+            raise ValueError("this is not a regular file")
         if about.st_size > largest:
             raise ValueError(f"larger than {largest >> 20} MB")
         data = file.read()
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise ValueError("torn or not JSON") from None
+        raise ValueError("the file is incomplete or not JSON") from None
 
 
 def write_atomically(path: Path, data: bytes | Callable[[IO[bytes]], object], *, durable_name: bool = True) -> None:

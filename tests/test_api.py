@@ -52,7 +52,7 @@ def test_progress_comes_through_a_callback_and_remarks_as_warnings(tmp_path):
     smimbench.run(path, results=tmp_path / "r", overrides=["grid.seeds=1"], on_record=seen.append)
     assert [record["status"] for record in seen] == ["ok"] * 4
     (tmp_path / "r" / "small" / "torn.json").write_text("{")
-    with pytest.warns(UserWarning, match=r"torn\.json: torn or not JSON; not used, moved to"):
+    with pytest.warns(UserWarning, match=r"torn\.json: the file is incomplete or not JSON; not used, moved to"):
         smimbench.run(path, results=tmp_path / "r", overrides=["grid.seeds=1"], on_record=seen.append)
     assert len(seen) == 4
 

@@ -80,7 +80,7 @@ class Averaged(Algorithm):
         if not isinstance(name, str):
             raise ParameterError("of.name", f"must be the name of an algorithm, got {name!r}")
         if name == self.name:
-            raise ParameterError("of.name", f"must be another algorithm than {name!r}: raise students instead")
+            raise ParameterError("of.name", f"must not be {name!r} itself; raise students instead")
         try:
             entry = get_registry().get("algorithm", name)
         except RegistryError as error:

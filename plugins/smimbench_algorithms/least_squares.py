@@ -56,7 +56,7 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     zero, V = np.zeros((PROBES, P, C)), np.eye(P)
     at_zero = checked_posterior(channel.posterior(y, zero, V, second_moment=True, rng=rng), zero)
     if at_zero.second_moment is None:
-        return f"channel {channel.name!r} gives no second moment of its posterior"
+        return f"channel {channel.name!r} does not provide the second moment of its posterior"
     mean = np.asarray(at_zero.mean).reshape(PROBES, size)
     moment = np.asarray(at_zero.second_moment).reshape(PROBES, size, size)
     covariances = moment - mean[:, :, None] * mean[:, None, :]

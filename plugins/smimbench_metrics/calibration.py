@@ -33,12 +33,12 @@ class Calibration(PerComponent):
     def _values(self, problem: Any, claims: Claims) -> Array:
         """Calibration of each component; NaN where the true error is only rounding."""
         if claims.aligned_V is None:
-            raise NotMeasured("it claims no error of its own")
+            raise NotMeasured("the algorithm claims no error")
         real = np.asarray(problem.model.squared_error(claims.teacher, claims.aligned), dtype=float)
         floor = SMALLEST * np.diagonal(prior_moments(problem)[0])
         ratios = np.diagonal(claims.aligned_V) / np.where(real > floor, real, math.nan)
         if np.isnan(ratios).all():
-            raise NotMeasured("the real error is 0 to rounding")
+            raise NotMeasured("the true error is 0 up to rounding")
         return ratios
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:

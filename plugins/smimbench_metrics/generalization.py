@@ -59,7 +59,7 @@ class BayesError(_PredictionError):
         """Expected squared error of the Bayes predictor on fresh samples."""
         found = _errors(instance, estimate, claims)
         if "bayes" not in found:
-            claims.remarks.append("it claims no error of its own, so the Bayes predictor is the plug-in predictor")
+            claims.remarks.append("the algorithm claims no error, so the Bayes predictor is the plug-in predictor")
         return [float(found.get("bayes", found["plugin"]).value)]
 
 

@@ -105,7 +105,7 @@ def check(
         request.answer([_about(one) for one in all_checks()], _print_list)
         return OK
     if not names:
-        raise click.UsageError("say what to check: NAME, as in 'smimbench list'; --list shows the checks")
+        raise click.UsageError("give the NAME of an item to check (see 'smimbench list'); --list shows the checks")
     documents = _run_checks(request, names, chosen, seed, _read_parameters(settings))
     if request.as_json:
         print_json(documents)

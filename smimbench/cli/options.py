@@ -210,7 +210,7 @@ class Request:
             return found[0]
         if found:
             several = ", ".join(str(one.folder) for one in found)
-            raise SuiteError(self.name, "", f"holds the results of several runs; name one of {several}")
+            raise SuiteError(self.name, "", f"this folder has results of several runs; name one of them: {several}")
         raise SuiteError(self.name, "", why_none(folder))
 
     def store(self, suite: Suite) -> Store:

@@ -213,7 +213,7 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     again = [sys.executable, "-P", "-m", "smimbench", "run", request.name]
     again += ["--results", str(request.results), "--backend", backend, *request.options()]
     if broken := next((name for name in (suite.name, *again) if any(ord(c) < 32 for c in name)), None):
-        raise click.UsageError(f"{broken!r} would break a batch script, whose comments end with the line; rename it")
+        raise click.UsageError(f"{broken!r} contains a line break, which would break the batch script; rename it")
     text = script(array, suite.name, again, str(request.results))
     if output is None:
         click.echo(text, nl=False)

@@ -96,7 +96,7 @@ def theory(
         raise click.BadParameter(f"must be below 100%, got {100 * resolve:g}%", param_hint="--resolve")
     suite = request.suite()
     if not suite.chosen_plans and not suite.unmade:
-        raise click.UsageError("--only leaves no problem of this suite")
+        raise click.UsageError("--only excludes every problem of this suite")
     cache, wanted = request.theory(), sorted(set(alphas)) or None
     if retry:
         cache.set_aside(plan.problem for plan in suite.chosen_plans)
@@ -255,7 +255,7 @@ def _runs_in(path: Path, request: Request) -> Runs:
         document, shared = read_packed(file)
         found[document["suite"], words_of(shared)] = file, partial(list, document["rows"])
     if not found:
-        raise click.UsageError(f"{path}: {why_none(path)}, and no packed results")
+        raise click.UsageError(f"{path}: {why_none(path)}, and there are no packed results there")
     return found
 
 
@@ -285,7 +285,7 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
         new = dict(zip(old, new.values()))
     common = [key for key in old if key in new]
     if not common:
-        raise click.UsageError(f"{before} and {after} have no suite with the same settings in common")
+        raise click.UsageError(f"{before} and {after} contain no suite that was run with the same settings in both")
     alone = [where for side in (old, new) for key, (where, _) in side.items() if key not in common]
     request.remark(f"{where} has no counterpart; not compared" for where in alone)
     entries: list[JsonObject] = []
@@ -295,7 +295,7 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
             rows = [[{**row, "problem": f"{key[0]}: {row['problem']}"} for row in side] for side in rows]
         entries += compare_rows(*rows)
     if not any(entry["verdict"] not in ("only before", "only after") for entry in entries):
-        raise click.UsageError(f"{before} and {after} have nothing in common that could be compared")
+        raise click.UsageError(f"{before} and {after} have no results for the same problem and algorithm to compare")
     failing = [entry for entry in entries if fail_over is not None and exceeds(entry, fail_over)]
     if request.as_json:
         print_json({"rows": entries, "failing": len(failing)})

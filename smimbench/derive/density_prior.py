@@ -53,7 +53,8 @@ class DensityPrior(DerivedLaw):
             tails = (mass + 2 * np.log(np.abs(w) + 1e-300))[[0, -1]]
             if high == 38.0 and tails.max() > max(mass.max() - 1, IMPOSSIBLE / 2):
                 raise ParameterError(
-                    "log_density", "must belong to a law with a finite variance; it does not fall far from 0"
+                    "log_density",
+                    "must be the log-density of a law with finite variance, but it does not decrease far from 0",
                 )
             if not last:
                 inside = np.flatnonzero(mass >= mass.max() - 60)
@@ -65,9 +66,9 @@ class DensityPrior(DerivedLaw):
         centre, second = math.exp(positive - total) - math.exp(negative - total), math.exp(square - total)
         variance = second - centre * centre
         if not self._norm > IMPOSSIBLE / 2:
-            raise ParameterError("log_density", "must belong to a law with a positive norm; it is 0 everywhere")
+            raise ParameterError("log_density", "must be the log-density of a law, but the density is 0 everywhere")
         if not variance > 1e-12 * second:
-            raise ParameterError("log_density", f"must belong to a law with a positive variance, got {variance:g}")
+            raise ParameterError("log_density", f"must be the log-density of a law with variance > 0, got {variance:g}")
         self._scale(centre, variance)
         self._grid = w / self.unit, cumulative / cumulative[-1]
         # Where 1/64 of the law lies within a fiftieth of its width, quadratures need to know where.
@@ -99,7 +100,7 @@ class DensityPrior(DerivedLaw):
             found = np.asarray(to_host(self._log_density(w)), dtype=np.float64)
         if found.shape != w.shape:
             raise ParameterError(
-                "log_density", f"must return an array of the shape of its argument {w.shape}, got {found.shape}"
+                "log_density", f"must return an array with the same shape as its argument, {w.shape}, got {found.shape}"
             )
         if np.isnan(found).any() or (found == math.inf).any():
             raise ParameterError("log_density", "returned a number that is not finite (only -inf is allowed)")

@@ -54,7 +54,7 @@ class SpectrumPrior(DerivedLaw):
             atoms = np.asarray(to_host(self._quantile(u)), dtype=np.float64)
             if atoms.shape != u.shape or not np.isfinite(atoms).all() or (np.diff(atoms) < 0).any():
                 raise ParameterError(
-                    "quantile", "must return finite numbers that do not decrease, one for each probability"
+                    "quantile", "must return one finite number for each probability, in non-decreasing order"
                 )
         else:
             atoms = np.sort(np.asarray(to_host(prior.law.eigenvalues), dtype=np.float64).ravel())
@@ -70,7 +70,7 @@ class SpectrumPrior(DerivedLaw):
         centre = float(weights @ atoms)
         variance = float(weights @ (atoms - centre) ** 2)
         if not variance > 0:
-            raise ParameterError("quantile", "must belong to a law with a positive variance")
+            raise ParameterError("quantile", "must be the quantile function of a law with positive variance")
         self._scale(centre, variance)
         self._law = FreeConvolution(atoms / self.unit, weights, law="exact" if discrete else "quantiles")
 

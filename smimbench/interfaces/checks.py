@@ -76,9 +76,9 @@ def checked_posterior(found: Any, omega: Array, *, second_moment: bool = False) 
         kind = str(getattr(value, "dtype", type(value).__name__))
         if not kind.rpartition(".")[2].startswith(("float", "bfloat")):
             got = f"{type(found).__name__} whose {name} is {'missing' if value is None else kind}"
-            raise ValueError(f"posterior must return a smimbench.Posterior of arrays of real numbers, got a {got}")
+            raise ValueError(f"posterior must return a smimbench.Posterior of arrays of real numbers, got {got}")
         if kind.rpartition(".")[2] in HALF_PRECISION:
-            raise ValueError(f"posterior: {name} must be float32 or float64, got {kind}: three digits are too few")
+            raise ValueError(f"posterior: {name} must be float32 or float64, got {kind}")
         if tuple(value.shape) != shape:
             raise ValueError(f"posterior: {name} must have shape {shape}, got {tuple(value.shape)}")
     checked: Posterior = found

@@ -168,7 +168,9 @@ class Instance:
             If the estimate does not have the shape of the signal.
         """
         if tuple(estimate.shape) != self.signal.shape:
-            raise ValueError(f"an estimate must have the shape {self.signal.shape}, got {tuple(estimate.shape)}")
+            raise ValueError(
+                f"an estimate must have the signal's shape {self.signal.shape}, got {tuple(estimate.shape)}"
+            )
         model: Any = self.problem.model
         teacher = _teacher_like(self, estimate)
         aligned = model.align(teacher, estimate, self.problem.channel.symmetry)

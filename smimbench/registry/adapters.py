@@ -57,7 +57,7 @@ class Fitted(Algorithm):
         found = _like(data, self.fit(data, **{name: offered[name] for name in OFFERED if takes(self.fit, name)}))
         wanted = problem.model.signal_shape(problem.components, data.dimension)
         if tuple(found.shape) != tuple(wanted):
-            raise ValueError(f"fit must return an estimate of the shape of the signal {wanted}, got {found.shape}")
+            raise ValueError(f"fit must return an estimate with the signal's shape {wanted}, got shape {found.shape}")
         xp = namespace(found)
         change = xp.sum((found - state.estimate) ** 2)
         size = xp.sum(found * found)
@@ -124,7 +124,7 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise TypeError(f"{function.__name__} must take the data as its first argument")
     if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters):
-        raise TypeError(f"{function.__name__} must name its parameters, not take *args or **kwargs")
+        raise TypeError(f"{function.__name__} must list its parameters by name, not as *args or **kwargs")
     settings = [parameter for parameter in parameters[1:] if parameter.name not in OFFERED]
     asked = [parameter.name for parameter in parameters[1:] if parameter.name in OFFERED]
 

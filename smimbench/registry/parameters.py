@@ -68,7 +68,7 @@ def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str,
     for key in params:
         if key not in accepted:
             if key in supplied:
-                raise ParameterError(key, "is taken from the model; remove it here")
+                raise ParameterError(key, "is set by the model and cannot be set here; remove it")
             raise ParameterError(key, unknown_key(key, accepted))
     try:
         checked = schema.model_validate(_tuples(dict(params), hints))

@@ -283,9 +283,9 @@ class Registry:
         fitting = [entry for entry in fitting if entry.distribution == BUILT_IN] or fitting
         if len({entry.distribution for entry in fitting}) > 1:
             choices = " or ".join(f"{entry.distribution}:{plain}" for entry in fitting)
-            raise RegistryError(f"{kind} {plain!r} is claimed by several packages; write {choices}")
+            raise RegistryError(f"{kind} {plain!r} is provided by several packages; choose one by writing {choices}")
         if len(fitting) > 1 and model is None:
-            raise RegistryError(f"{kind} {plain!r} exists for several models ({_models(fitting)}); say which")
+            raise RegistryError(f"{kind} {plain!r} exists for several models ({_models(fitting)}); also name the model")
         return fitting[0]
 
 

@@ -57,7 +57,7 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
     ScaffoldError
     """
     if kind not in KINDS:
-        raise ScaffoldError(f"{kind!r} is no kind of plugin; choose one of {', '.join(KINDS)}")
+        raise ScaffoldError(f"{kind!r} is not a kind of plugin; choose one of {', '.join(KINDS)}")
     _check_name(kind, name)
     slug, item = name.replace("-", "_"), name.replace("_", "-")
     module, distribution = f"smimbench_{slug}", f"smimbench-{item}"
@@ -110,7 +110,7 @@ def _check_name(kind: str, name: str) -> None:
     item = name.replace("_", "-")
     taken = [entry for entry in get_registry().entries(kind) if entry.name.replace("_", "-") == item]
     if taken:
-        raise ScaffoldError(f"{kind} {item!r} is taken by package {taken[0].distribution!r}; choose another name")
+        raise ScaffoldError(f"{kind} {item!r} exists in package {taken[0].distribution!r} already; choose another name")
     module = f"smimbench_{name.replace('-', '_')}"
     if importlib.util.find_spec(module) is not None:
         raise ScaffoldError(f"a Python package {module} is installed already; choose another name")

@@ -106,10 +106,10 @@ def read_packed(path: Path, *, exactly: bool = False) -> tuple[JsonObject, JsonO
     except (OSError, ValueError) as error:
         raise SuiteError(str(path), "", f"cannot be read as packed results: {error_line(error)}") from None
     if not isinstance(found, dict) or "packed" not in found:
-        raise SuiteError(str(path), "", "no packed results; smimbench show SUITE --pack FILE writes some")
+        raise SuiteError(str(path), "", "has no packed results; smimbench show SUITE --pack FILE writes such a file")
     if found["packed"] != FORMAT:
         version = printable(found["packed"], 40)
-        raise SuiteError(str(path), "packed", f"written in format {version}, this smimbench reads {FORMAT}")
+        raise SuiteError(str(path), "packed", f"the file has format {version}, this smimbench reads {FORMAT}")
     try:
         digest = found.pop("digest", None)
         if digest != digest_of(found) or (exactly and path.read_bytes() != _text_of(found).encode()):

@@ -215,7 +215,7 @@ def plan_campaign(
         reason = "is empty, so there is nothing to run; 'smimbench theory' needs none"
         raise SuiteError(suite.file, "algorithms", reason)
     if not cells:
-        raise SuiteError(suite.file, "", "--only leaves no cell of this suite")
+        raise SuiteError(suite.file, "", "--only excludes every cell of this suite")
     device = next((place.name for place in places if place.accelerated), None)
     if not dask and not device:
         _refuse_what_never_fits(suite, cells)
@@ -247,7 +247,7 @@ def _refuse_what_never_fits(suite: Suite, cells: Sequence[Cell]) -> None:
     total = psutil.virtual_memory().total
     if (needed := memory_of_a_cell(cells)) > total:
         sizes = f"{needed / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
-        raise SuiteError(suite.file, "grid", f"a cell takes up to {sizes}; lower dimension, alpha or tokens")
+        raise SuiteError(suite.file, "grid", f"a cell needs up to {sizes} of memory; lower dimension, alpha or tokens")
 
 
 def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:

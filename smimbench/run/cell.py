@@ -171,7 +171,7 @@ def run_here(cell: Cell, timing: bool, examiner: Callable[..., Examiner] = Exami
         result.blank |= {name: why for name, why in unmeasured.items() if name in listed}
         result.warnings += remarks
     if instance.checksum() != checksum:
-        raise RuntimeError("wrote into the data that all algorithms share, so what it found counts for nothing")
+        raise RuntimeError("the algorithm wrote into the data that all algorithms share, so its result is discarded")
     price, clock = result.plan.cost, result.clock
     cost = None if price is None else price(problem, data)
     return {

@@ -53,7 +53,7 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
     found = list(itertools.islice(_points(suite), count))
     if len(found) < count:
         left = f"{len(found)} for {count} estimates" if found else "none"
-        raise SuiteError(suite.file, "--only", f"leaves too few points of this suite: {left}")
+        raise SuiteError(suite.file, "--only", f"excludes too many points of this suite: {left}")
     return found
 
 
@@ -133,7 +133,7 @@ def _estimate_in(path: Path, shape: tuple[int, ...]) -> Array:
         if "estimate" not in names:
             raise refuse(f"is missing; the file holds {', '.join(names[:20]) or 'nothing'}")
         if names.count("estimate") > 1:
-            raise refuse("is in the file twice")
+            raise refuse("occurs twice in the file")
         with packed.open("estimate.npy" if "estimate.npy" in packed.namelist() else "estimate") as part:
             heads = {(1, 0): np.lib.format.read_array_header_1_0}
             read_head = heads.get(np.lib.format.read_magic(part), np.lib.format.read_array_header_2_0)

@@ -139,7 +139,7 @@ class FreshSamples:
                 "data.fresh is for algorithms that declare it: plan(data) must return Plan(draws_fresh=True)"
             )
         if self._draw is None:
-            raise ValueError("data.fresh: this data has no source of new samples")
+            raise ValueError("data.fresh: fresh samples are not available for this data set")
         inputs, labels = self._draw(rng, n)
         self.count += int(inputs.shape[0])
         return inputs, labels

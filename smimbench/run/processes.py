@@ -81,7 +81,7 @@ def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
 def check_record_of(cell: Cell, record: Any) -> None:
     """Raise ValueError unless this is a record of the cell."""
     if not isinstance(record, dict) or record.get("key") != cell.key:
-        raise ValueError("the record of another cell")
+        raise ValueError("this is the record of another cell")
     check_types(record)
 
 

@@ -169,14 +169,14 @@ def check_record(record: Any, digests: bool = True) -> None:
     Without ``digests`` only its format and the types of its fields are checked, in half of the time.
     """
     if not isinstance(record, dict) or "digest" not in record or "cell" not in record:
-        raise ValueError("not a record of smimbench")
+        raise ValueError("this is not a record written by smimbench")
     if record.get("format") != FORMAT:
-        raise ValueError(f"written in format {_short(record.get('format'))}, this smimbench reads {FORMAT}")
+        raise ValueError(f"the record has format {_short(record.get('format'))}, but this smimbench reads {FORMAT}")
     if digests and digest_of(record) != record["digest"]:
         raise ValueError("changed after it was written (digest does not match)")
     check_types(record)
     if digests and key_of(record["cell"]) != record["key"]:
-        raise ValueError("changed after it was written (its key is not that of the cell that it describes)")
+        raise ValueError("changed after it was written (its key does not match the cell it describes)")
 
 
 def check_types(record: JsonObject) -> None:
@@ -356,12 +356,12 @@ _adapter = functools.cache(lambda kind: pydantic.TypeAdapter(MODELS[kind]))
 def check_answer(kind: str, answer: Any, components: int | None) -> None:
     """Raise ValueError unless an answer (its kind is a key of ``MODELS``) has the right structure."""
     if kind not in MODELS:
-        raise ValueError("not an answer of theory")
+        raise ValueError("this is not a stored theory result")
     check_model(_adapter(kind), answer, "an answer of theory")
     points: list[Any] = {"point": answer, "own": [answer] if isinstance(answer, dict) else []}.get(kind, [])
     points = [point for branches in answer for point in branches] if kind == "curve" else points
     if components is not None and any(len(point["overlap"]) != components for point in points):
-        raise ValueError(f"not an answer of theory: overlap must be of {components} components")
+        raise ValueError(f"this is not a stored theory result: overlap must have {components} components")
 
 
 def write_answer(file: Path, question: JsonObject, answer: Any) -> None:
@@ -382,11 +382,11 @@ def read_answer(file: Path, question: JsonObject | None = None) -> JsonObject:
     """
     found = read_json(file)
     if not isinstance(found, dict) or not {"problem", "answer", "digest"} <= found.keys():
-        raise ValueError("not an answer of theory")
+        raise ValueError("this is not a stored theory result")
     if digest_of(found) != found.pop("digest"):
         raise ValueError("changed after it was written (digest does not match)")
     if question is not None and digest_of({k: found.get(k) for k in question}) != digest_of(question):
-        raise ValueError("renamed: it answers another question than its name says")
+        raise ValueError("the file was renamed: its name does not match the theory result inside")
     return found
 
 

@@ -109,7 +109,7 @@ class Store:
         """
         found: JsonObject = read_json(self.folder / "run.json")
         if not isinstance(found, dict) or "digest" not in found:
-            raise ValueError("not a run.json of smimbench")
+            raise ValueError("this is not a run.json written by smimbench")
         if digest_of(found) != found.pop("digest"):
             again = "the same 'smimbench run' writes it again"
             raise ValueError(f"changed after it was written (digest does not match); {again}")
@@ -158,7 +158,7 @@ class Store:
         if not digests:
             record.pop("trajectory", None)
         if _file_stem(record) != path.stem:
-            raise ValueError("renamed: its name is not the key of its cell")
+            raise ValueError("the file was renamed: its name does not match the key of its cell")
         return record
 
     def trajectory(self, record: JsonObject) -> Columns | None:
@@ -232,11 +232,11 @@ def _check_columns(arrays: Columns, metrics: JsonObject) -> None:
         raise ValueError("has no iterations")
     for name, values in arrays.items():
         if values.ndim != (1 if name in SCALARS else 2) or values.dtype != np.float64:
-            raise ValueError("has a column of another form")
+            raise ValueError("has a column of the wrong shape")
         if len(values) != len(arrays["iteration"]):
             raise ValueError("has columns of different lengths")
         if name in metrics and values.shape[1] != len(metrics[name]):
-            raise ValueError("has another number of components than its record")
+            raise ValueError("has a different number of components than its record")
 
 
 def _from_lists(found: JsonObject) -> Columns:
@@ -247,7 +247,7 @@ def _from_lists(found: JsonObject) -> Columns:
 def _unpacked_npz(path: Path, found: JsonObject) -> Columns:
     """Arrays of an ``.npz``, if it is the file that was written and does not unpack to more than memory should hold."""
     if path.exists() and not path.is_file():
-        raise ValueError("is not in an ordinary file")
+        raise ValueError("is not in a regular file")
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != found["sha256"]:
         raise ValueError("was changed after it was written")

@@ -141,7 +141,7 @@ def _is_named_by_its_question(path: Path, kind: str, document: JsonObject) -> bo
             same = path.name == answer_name(kind, key, document["alpha"], version)
         if same:
             return version == THEORY_VERSION
-    raise ValueError("its name is not that of the question that it answers")
+    raise ValueError("the file name does not match the theory result inside")
 
 
 def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verification, nodes: Verification) -> int:

@@ -117,8 +117,8 @@ class Cell:
             )
             if own != asked:
                 raise RegistryError(
-                    f"{kind} {spec['name']!r} is {own} here, the cell asks for {asked}; install the same packages wherever cells "
-                    "are run, and start again after changing one"
+                    f"{kind} {spec['name']!r} is {own} here, but the cell needs {asked}; install the same packages on all "
+                    "machines, and restart after changing one"
                 )
         return problem, algorithm
 

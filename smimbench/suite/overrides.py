@@ -55,16 +55,16 @@ def override(document: JsonObject, text: str, file: str) -> None:
                 node[key] = {"name": node[key]}
             node = node.setdefault(key, {})
         if not isinstance(node, (dict, list)):
-            raise SuiteError(file, where, f"is not a table, so --set {text} cannot reach into it")
+            raise SuiteError(file, where, f"is not a table, so --set {text} cannot set a key in it")
     if isinstance(node, list):
-        raise SuiteError(file, ".".join([*way, last]), f"name one of the {len(node)} entries of this list")
+        raise SuiteError(file, ".".join([*way, last]), f"is a list of {len(node)} entries; name the entry to change")
     if not last.endswith("+"):
         node[last] = parsed
         return
     key = last.removesuffix("+").strip()
     items = node.setdefault(key, []) if key == "algorithms" else node.get(key)
     if not isinstance(items, list):
-        raise SuiteError(file, key, f"is not a list of this suite, so --set {text} cannot append to it")
+        raise SuiteError(file, key, f"is not a list in this suite, so --set {text} cannot append to it")
     tables = key == "algorithms" or any(isinstance(item, dict) for item in items)  # of tables a word is the name
     items.append({"name": parsed} if tables and isinstance(parsed, str) else parsed)
 

@@ -93,26 +93,26 @@ def parse_suite(
     if not re.fullmatch(r"[^.][^/\\]*", path.stem) or printable(path.stem) != path.stem or path.stem in RESERVED:
         reserved = ", ".join(map(repr, RESERVED))
         raise SuiteError(
-            file, "", f"the name of a suite is that of its folder: not with a dot in front, and not {reserved}"
+            file, "", f"the results folder has the suite's name, so the name must not start with a dot or be {reserved}"
         )
     try:
         document = _document(file, text)
         if "extends" in document:
             if stored:
-                raise SuiteError(file, "extends", "is not followed in stored results, which hold the whole suite")
+                raise SuiteError(file, "extends", "is not allowed in stored results, which contain the whole suite")
             document = _with_base(path, document)
             text = toml_text(document)
         given = tuple(overrides)
         for one in given:
             override(document, one, file)
         if "extends" in document:
-            raise SuiteError(file, "extends", "cannot be set from outside; name that suite instead")
+            raise SuiteError(file, "extends", "cannot be set with --set; run the other suite by its name instead")
         chosen = tuple(read_condition(one) for one in only)
         return _Reader(path, text, stored).suite(document, given, chosen)
     except RecursionError:
         raise SuiteError(file, "", "lists or tables are nested too deep") from None
     except OverflowError:
-        raise SuiteError(file, "", "holds a number that is too large") from None
+        raise SuiteError(file, "", "contains a number that is too large") from None
     except ValueError as error:  # more digits than Python reads
         if isinstance(error, (SuiteError, ProblemError)):
             raise
@@ -141,7 +141,7 @@ def _with_base(path: Path, document: JsonObject, seen: tuple[Path, ...] = ()) ->
     except (OSError, UnicodeDecodeError, SuiteError) as error:
         raise SuiteError(file, "extends", printable(error, 300)) from None
     if base.resolve() in seen:
-        raise SuiteError(file, "extends", f"{name!r} leads back to itself")
+        raise SuiteError(file, "extends", f"{name!r} extends itself, directly or through other suites")
     return merged(_with_base(base, _document(str(base), text), seen), document)
 
 
@@ -235,7 +235,7 @@ class _Reader:
             # An axis that nobody reads would be a setting that does nothing.
             if getattr(read.grid, name) and all(getattr(table.grid, name) for table in written.values()):
                 first = f"{next(iter(written))}.grid.{name}"
-                raise self.fail(f"grid.{name}", f"is used by no problem; each has its own, the first in {first}")
+                raise self.fail(f"grid.{name}", f"is not used: every problem sets its own (the first in {first})")
         plans = []
         for key, table in written.items():
             alphas, dimensions, seeds = (getattr(table.grid, n) or getattr(read.grid, n) for n in Axes.model_fields)
@@ -284,7 +284,7 @@ class _Reader:
                 raise self.fail(f"{key}.{kind}.{name}", "must not be an empty list")
         if (size := cells * math.prod(map(len, axes.values()))) > largest:
             why = f"{size:,} cells are more than grid.max_cells = {largest:,}"
-            raise self.fail("grid", f"{why}; shorten an axis or raise it")
+            raise self.fail("grid", f"{why}; shorten a grid axis or raise the limit")
         for (kind, name), values in axes.items():
             try:
                 distinct(values)

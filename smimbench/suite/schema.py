@@ -68,7 +68,7 @@ def distinct(values: Sequence[Any]) -> Sequence[Any]:
         number = isinstance(value, int) and not isinstance(value, bool)  # 1 and 1.0 are one value
         first = seen.setdefault(json.dumps(float(value) if number else value, sort_keys=True, default=str), i)
         if first != i:
-            raise ValueError(f"{value!r} stands there twice, as entries {first} and {i}; remove one")
+            raise ValueError(f"{value!r} is listed twice, as entries {first} and {i}; remove one")
     return values
 
 
@@ -81,7 +81,7 @@ def _one_for_each_alpha(values: tuple[float, ...], others: pydantic.ValidationIn
 
 def _of_overlap(entry: tuple[int, ...], others: pydantic.ValidationInfo) -> tuple[int, ...]:
     if entry and (len(entry) != 2 or others.data.get("metric") != "overlap"):
-        raise ValueError('must be a row and a column, of metric = "overlap"')
+        raise ValueError('must be a row and a column of the overlap matrix, so it needs metric = "overlap"')
     return entry
 
 

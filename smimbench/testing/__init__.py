@@ -1,4 +1,4 @@
-"""Published checks of models, channels, priors, metrics and algorithms, for their authors.
+"""Published checks of models, channels, priors, metrics and algorithms, for the authors of plugins.
 
 In a test of your own, with pytest:
 
@@ -60,18 +60,18 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class BoundCheck:
-    """A check with the context of the item that it is for: call it in a test."""
+    """A check bound to the item that it tests; call it in a test."""
 
     check: Check
     context: CheckContext
 
     @property
     def id(self) -> str:
-        """Name of the test: ``phase_retrieval-nishimori``."""
+        """Name of the test, such as ``phase_retrieval-nishimori``."""
         return f"{self.context.label}-{self.check.id}"
 
     def __call__(self) -> None:
-        """Run it.
+        """Run the check.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class BoundCheck:
 
 
 def bound_checks(items: Any, *, seed: int = 0) -> Iterator[BoundCheck]:
-    """All checks of some items: objects, classes, functions or names, as for ``check``.
+    """All checks of several items: objects, classes, functions or names, as for ``check``.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def bound_checks(items: Any, *, seed: int = 0) -> Iterator[BoundCheck]:
 
 
 def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any:
-    """Decorator for pytest: one test for every check of every item, named ``item-check``.
+    """Decorator for pytest that makes one test for every check of every item, named ``item-check``.
 
     The test takes one argument, ``check``, and calls it. Checks that do not apply are skipped with their reason.
 
@@ -177,20 +177,20 @@ GENERAL = ("declaration", "parameters", "bad_parameters")
 
 
 def all_checks(kind: str | None = None) -> tuple[Check, ...]:
-    """Every published check of a kind (None: of all), in the order in which they are run."""
+    """All published checks for a kind of item (None: all kinds), in the order in which they run."""
     found = [check for check in PUBLISHED.values() if kind in (None, check.kind)]
     return tuple(sorted(found, key=lambda check: 2 - 2 * (check.id in GENERAL) - check.required))
 
 
 def refuse_unknown(ids: Iterable[str], found: Iterable[CheckContext]) -> None:
-    """Raise CheckError for an id of no check of these items."""
+    """Raise CheckError for a check id that does not exist for these items."""
     known = {one.id for context in found for one in all_checks(context.kind)}
     if odd := sorted(set(ids) - known):
         raise CheckError(f"no check is called {', '.join(odd)}; choose from {', '.join(sorted(known))}")
 
 
 def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None = None) -> list[CheckContext]:
-    """What is to be checked of an item: itself, one of its class, or one of every item of a name.
+    """Everything to be checked for an item: itself, one of its class, or one of every item of a name.
 
     Parameters as for ``smimbench.testing.check``; a class is made with its defaults or its attribute ``example`` (a mapping
     of parameters), a name may be written ``"distribution:name"``.
@@ -211,7 +211,7 @@ def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None =
     if isinstance(item, type):
         return [CheckContext(kind, instantiate(item, kind, parameters), seed)]
     if parameters:
-        raise CheckError("parameters go with a class or a name; make the instance with them instead")
+        raise CheckError("parameters need a class or a name, not an instance: set them when you create the instance")
     if kind == "algorithm" and not gives(Algorithm, type(item), "step"):
         item = instantiate(type(item), kind, parameters_of(kind, item))
     with_defaults(BASES[kind], type(item))

@@ -1,4 +1,4 @@
-"""Checks of algorithms: shapes, seeds, no peeking at the teacher, data and states left as they were, what runs record.
+"""Checks of algorithms: shapes, seeds, no access to the teacher, unchanged data and states, records of runs.
 
 They run on every model that their capabilities name, with the channels that ship for it, at sizes of milliseconds. Whether an
 algorithm is good is for a suite to say; these checks say whether its results mean what they seem to mean.
@@ -54,7 +54,7 @@ DECOYS = 300
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """An algorithm on a small problem with data."""
+    """An algorithm together with a small problem and data."""
 
     context: CheckContext
     problem: Problem
@@ -62,15 +62,15 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Label of the problem."""
+        """Label of the small problem."""
         return self.problem.label
 
     def data(self, dtype: str = "float64") -> Data:
-        """The data of an algorithm."""
+        """Data that the algorithm may see."""
         return self.instance.data(get_backend("numpy", dtype))
 
     def drive(self, data: Data, rng: np.random.Generator, most: int = STEPS) -> Any:
-        """The estimate after a few steps, with the names around it that the engine's own loop has."""
+        """Run a few steps and return the estimate; array functions are set up as in the engine's own loop."""
         problem, instance, algorithm = self.problem, self.instance, self.context.item
         state = algorithm.init(problem, data, rng)
         for _ in range(steps_of(algorithm, data, most)):
@@ -79,24 +79,24 @@ class Setting:
         return algorithm.estimate(state)
 
     def run(self, seed: int, data: Data | None = None, most: int = STEPS) -> Array:
-        """A copy of it on the host."""
+        """Run the algorithm and copy its estimate to the host."""
         return np.array(to_host(self.drive(data or self.data(), self.context.rng(seed), most)))
 
 
 def steps_of(algorithm: Any, data: Data, most: int = STEPS) -> int:
-    """Number of steps: the algorithm's own, limited to a few."""
+    """Number of steps to run: the algorithm's own number, limited to a few."""
     steps = algorithm.plan(data).steps
     return most if steps is None else max(1, min(int(steps), most))
 
 
 def _size(model: Any) -> tuple[float, int]:
-    """Sample ratio and dimension of some twenty samples."""
+    """Sample ratio and dimension that give about twenty samples."""
     return (1.5, 16) if model.rank == "low" else (0.4, 10)
 
 
 @lru_cache(maxsize=4)
 def settings(context: CheckContext) -> tuple[tuple[Setting], ...]:
-    """All problems that the algorithm does not refuse.
+    """All small problems that the algorithm does not refuse.
 
     Raises
     ------
@@ -111,12 +111,12 @@ def settings(context: CheckContext) -> tuple[tuple[Setting], ...]:
             instance = problem.instance(*_size(problem.model), seed=context.seed)
             found.append((Setting(context, problem, instance),))
     if not found:
-        raise CheckSkipped(f"it refuses every problem that ships: {'; '.join(reasons) or 'there are none'}")
+        raise CheckSkipped(f"the algorithm refuses all shipped problems: {'; '.join(reasons) or 'there are none'}")
     return tuple(found)
 
 
 def _first_settings(context: CheckContext) -> Iterable[tuple[Setting]]:
-    """One problem for every model."""
+    """One small problem for every model."""
     return {case[0].problem.model.name: case for case in reversed(settings(context))}.values()
 
 
@@ -125,7 +125,7 @@ once_per_model = partial(published, ("algorithm",), cases=_first_settings)
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Estimates: all chance in them comes from the generator that ``init`` is given."""
+    """Check that all randomness in estimates comes from the generator passed to ``init``."""
     for (setting,) in settings(context):
         yield Draw(f"estimate ({setting.name})", partial(setting.drive, setting.data()))
 
@@ -135,7 +135,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
     required=True,
 )
 def shapes(context: CheckContext, setting: Setting) -> None:
-    """Estimates finite and signal-shaped from the start on; reports as the loop reads them."""
+    """Check that estimates are finite and have the signal's shape, and that reports have the form the loop reads."""
     problem, data, algorithm = setting.problem, setting.data(), context.item
     P = problem.components
     wanted = tuple(problem.model.signal_shape(P, data.dimension))
@@ -161,19 +161,19 @@ def shapes(context: CheckContext, setting: Setting) -> None:
 
 @algorithm_check("It modifies its data: every algorithm that runs later on the same instance solves another problem.")
 def data_unchanged(context: CheckContext, setting: Setting) -> None:
-    """Inputs and labels, writable for once, are the same before and after; read-only ones will do."""
+    """Check that inputs and labels are unchanged after a run, and that read-only inputs are accepted."""
     instance = setting.instance
     data = replace(setting.data(), inputs=np.array(instance.inputs), labels=np.array(instance.labels))
     setting.drive(data, context.rng(11))
     for name in ("inputs", "labels"):
         if not np.array_equal(getattr(instance, name), getattr(data, name)):
-            raise CheckFailed(f"modifies its data: data.{name} have changed ({setting.name}); work on a copy")
+            raise CheckFailed(f"modifies its input: data.{name} has changed ({setting.name}); work on a copy")
     try:
         setting.run(11)
     except ValueError as error:
         if "read-only" not in str(error):
             raise
-        raise CheckFailed(f"writes into its data, which are read-only in a run: {error}") from error
+        raise CheckFailed(f"writes into its input data, which is read-only in a run: {error}") from error
 
 
 @algorithm_check(
@@ -181,7 +181,7 @@ def data_unchanged(context: CheckContext, setting: Setting) -> None:
     "standard errors of its rows are wrong."
 )
 def seed(context: CheckContext, setting: Setting) -> None:
-    """Either seeds matter, or there is no chance in it: then no coordinate is special, and no generator is made.
+    """Check that seeds matter; without randomness no coordinate may be special and no generator may be made.
 
     An algorithm without random numbers cannot tell one coordinate from another: permuting them in the inputs permutes the
     estimate, up to the symmetry of the labels. One that starts from random numbers of its own does not do that. What its own
@@ -205,13 +205,13 @@ def seed(context: CheckContext, setting: Setting) -> None:
     ):
         if not np.linalg.norm(gap) <= most * size:
             raise CheckFailed(
-                f"ignores its seed: every seed gives the same estimate, {why} ({setting.name}); use the rng that init is given"
+                f"ignores its seed: every seed gives the same estimate, {why} ({setting.name}); use the rng passed to init"
             )
 
 
 @contextmanager
 def _shifted_generators(context: CheckContext) -> Iterator[None]:
-    """Give other streams to the generators that the algorithm's own package makes, unless they come from one it was given."""
+    """Context in which generators made by the algorithm's own package use other streams, unless derived from the given one."""
     package = type(context.item).__module__.partition(".")[0]
     original = np.random.default_rng
 
@@ -227,7 +227,7 @@ def _shifted_generators(context: CheckContext) -> Iterator[None]:
 
 @once_per_model("It moves away from the signal: its error grows to twice that of an estimate that knows nothing.")
 def learns(context: CheckContext, setting: Setting) -> None:
-    """With plenty of samples, the error after some steps against those of the start and of the prior mean."""
+    """Check that with many samples some steps reduce the error below that of the start and of the prior mean."""
     problem, algorithm = setting.problem, context.item
     alpha, D = (4.0, 20) if problem.model.rank == "low" else (1.5, 12)
     here = replace(setting, instance=problem.instance(alpha, D, 1, seed=context.seed))
@@ -247,7 +247,7 @@ def learns(context: CheckContext, setting: Setting) -> None:
     around=judged,
 )
 def no_peeking(context: CheckContext, setting: Setting, test: MeanTest) -> None:
-    """Labels come from a hidden teacher; the one in sight must look to the estimate like any other draw of the prior.
+    """Check that the estimate ignores the visible teacher if the labels come from a different, hidden teacher.
 
     What is in sight is the instance itself, as around the engine's own loop, what ``problem.instance`` draws again with the
     same seed, and what ``data.fresh`` refers to. The overlap of the estimate with that teacher is compared with its overlaps
@@ -266,7 +266,7 @@ def no_peeking(context: CheckContext, setting: Setting, test: MeanTest) -> None:
 
 
 def _bait(context: CheckContext, problem: Problem) -> tuple[Instance, Data]:
-    """An instance whose teacher is in sight, and data whose labels are those of another."""
+    """An instance with a visible teacher, and data whose labels come from another teacher."""
     alpha, dimension = (0.4, 400) if problem.model.rank == "low" else (0.3, 24)
     in_sight = problem.instance(alpha, dimension)
     hidden = problem.prior.sample(context.rng(43), problem.components, dimension)
@@ -289,7 +289,7 @@ def _bait(context: CheckContext, problem: Problem) -> tuple[Instance, Data]:
     "earlier state said."
 )
 def state_copies(context: CheckContext, setting: Setting) -> None:
-    """A deep copy continues to the same estimate, and does not disturb the estimate that was read before."""
+    """Check that a deep copy of a state continues to the same estimate and leaves earlier estimates unchanged."""
     algorithm, data = context.item, setting.data()
     state = algorithm.init(setting.problem, data, context.rng(51))
     saved = copy.deepcopy(state)
@@ -320,7 +320,7 @@ def state_copies(context: CheckContext, setting: Setting) -> None:
     around=in_single_precision,
 )
 def dtypes(context: CheckContext, setting: Setting) -> None:
-    """Estimates of float32 data are float32 and finite."""
+    """Check that estimates of float32 data are float32 and finite."""
     found = setting.drive(setting.data("float32"), context.rng(61))
     expect_array(f"estimate of float32 data ({setting.name})", found, setting.instance.signal.shape, "float32")
 
@@ -330,18 +330,18 @@ def dtypes(context: CheckContext, setting: Setting) -> None:
     around=elsewhere,
 )
 def namespace(context: CheckContext, setting: Setting, backend: Backend) -> None:
-    """The strict array API on another device gives the numbers of NumPy."""
+    """Check that the strict array API on another device gives the same numbers as NumPy."""
     data = setting.instance.data(backend)
     found = setting.drive(data, context.rng(71), 2)
     expect_array(f"estimate ({setting.name})", found, setting.instance.signal.shape, "float64", data.inputs)
     here = setting.run(71, most=2)
     gap = np.abs(to_host(found) - here).max()
     if not gap <= 1e-6 * (1 + np.abs(here).max()):
-        raise CheckFailed(f"another array namespace gives another estimate, by {gap:.2g} ({setting.name})")
+        raise CheckFailed(f"the estimate differs between array namespaces by {gap:.2g} ({setting.name})")
 
 
 def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
-    """What the engine's own loop makes of one cell."""
+    """Record of one cell run through the engine's own loop."""
     from smimbench.run.cell import run_cell
     from smimbench.suite.cells import Cell
     from smimbench.suite.schema import RunOptions
@@ -367,7 +367,7 @@ def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
     "not refuse."
 )
 def runs(context: CheckContext, setting: Setting) -> None:
-    """One cell for every channel of every model it names, through the engine's own loop."""
+    """Check that one cell for every channel of every supported model runs through the engine's own loop."""
     record = _record(context, setting)
     if record["status"] == "failed":
         raise CheckFailed(f"fails on {setting.name}: {record['reason']}")
@@ -375,7 +375,7 @@ def runs(context: CheckContext, setting: Setting) -> None:
 
 @once_per_model("A result cannot be stored: what the algorithm reports is not made of plain numbers and strings.")
 def records(context: CheckContext, setting: Setting) -> None:
-    """A record goes to disk and comes back equal, as JSON and arrays without pickles."""
+    """Check that a stored record is equal when read back, as JSON and arrays without pickles."""
     from smimbench.run.store import Store
 
     record = _record(context, setting)
@@ -384,7 +384,7 @@ def records(context: CheckContext, setting: Setting) -> None:
         try:
             store.write(record)
         except (TypeError, ValueError) as error:
-            raise CheckFailed(f"its record cannot be written: {error} ({setting.name})") from error
+            raise CheckFailed(f"the record of a run cannot be written: {error} ({setting.name})") from error
         found = store.load().get(record["key"], {})
         if found.get("metrics") != record["metrics"]:
-            raise CheckFailed(f"a stored record does not come back as it was ({setting.name}): {store.complaints}")
+            raise CheckFailed(f"a stored record is changed when read back ({setting.name}): {store.complaints}")

@@ -1,5 +1,5 @@
-"""Checks of items of several kinds: what they declare, parameters, seeds, bad input, arguments left as they were, precision,
-other array namespaces. The module of each kind says what of an item is called with what.
+"""Checks shared by several kinds of items: declaration, parameters, seeds, bad input, purity, precision, array namespaces.
+The module of each kind says what of an item is called with what.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DTYPES = ("float64", "float32", "mixed")
     "was not made for.",
 )
 def declaration(context: CheckContext) -> None:
-    """Name, version, reference, capabilities."""
+    """Check what an item declares: name, version, reference, capabilities."""
     item = context.item
     if wrong := what_is_wrong(context.kind, type(item)):
         raise CheckFailed(wrong)
@@ -60,7 +60,7 @@ def declaration(context: CheckContext) -> None:
 
 
 def _again(context: CheckContext, values: dict[str, Any]) -> Any:
-    """An item of the same class with these parameters and what the engine takes from the model."""
+    """Create an item of the same class with these parameters and those that the engine takes from the model."""
     item, kind = context.item, context.kind
     filled = {n: getattr(item, n) for n in ENGINE_FILLED.get(kind, ()) if n in signature_of(type(item))}
     return build(type(item), kind, values, filled)
@@ -72,7 +72,7 @@ def _again(context: CheckContext, values: dict[str, Any]) -> Any:
     " apart, and other processes could not rebuild it.",
 )
 def parameters(context: CheckContext) -> None:
-    """Plain JSON, and enough to make the same item again."""
+    """Check that parameters are plain JSON and suffice to rebuild the item."""
     item, kind = context.item, context.kind
     missing = [name for name in signature_of(type(item)) if not hasattr(item, name)]
     if missing:
@@ -80,13 +80,13 @@ def parameters(context: CheckContext) -> None:
     try:
         text = canonical_json(parameters_of(kind, item))
     except (TypeError, ValueError) as error:
-        raise CheckFailed(f"a parameter is no plain JSON value: {error}") from error
+        raise CheckFailed(f"a parameter is not a plain JSON value: {error}") from error
     try:
         again = parameters_of(kind, _again(context, json.loads(text)))
     except ParameterError as error:
-        raise CheckFailed(f"cannot be made again from its own parameters {text}: {error}") from error
+        raise CheckFailed(f"cannot be rebuilt from its own parameters {text}: {error}") from error
     if canonical_json(again) != text:
-        raise CheckFailed(f"made again from {text}, it has the parameters {again}")
+        raise CheckFailed(f"rebuilt from the parameters {text}, the item has {again}")
 
 
 @published(
@@ -95,7 +95,7 @@ def parameters(context: CheckContext) -> None:
     "typing error in a suite ends in a traceback or in numbers that mean nothing.",
 )
 def bad_parameters(context: CheckContext) -> None:
-    """Unknown keys, wrong types and wrong values."""
+    """Check that unknown keys, wrong types and wrong values of parameters are rejected."""
     usual = parameters_of(context.kind, context.item)
     wrong: list[dict[str, float]] = [{"no_such_parameter": 1}]
     for name, value in usual.items():
@@ -108,15 +108,15 @@ def bad_parameters(context: CheckContext) -> None:
             advice = "raise smimbench.ParameterError(key, 'must be ..., got ...')"
             raise CheckFailed(f"{changed} raises {error_line(error)}; {advice}") from error
         if name not in usual and error is None:
-            raise CheckFailed("takes parameters that do not exist; name every one in __init__")
+            raise CheckFailed("accepts unknown parameters; list all parameters in __init__ by name")
         if error is not None and name not in str(error) and "must" not in str(error):
-            raise CheckFailed(f"{name} = {value} is refused without saying what is wrong: {error}")
+            raise CheckFailed(f"{name} = {value} is rejected, but the message does not say what is wrong: {error}")
         if error is None and value < 10**9:
             _expect_usable(context, made, f"{name} = {value:g}")
 
 
 def _expect_usable(context: CheckContext, item: Any, how: str) -> None:
-    """A value that a channel or a prior does not refuse has to work: numbers drawn with it are finite."""
+    """Check that a parameter value accepted by a channel or a prior gives finite numbers."""
     advice = "refuse it in __post_init__ with smimbench.ParameterError"
     if context.kind == "channel":
         z = context.rng(1).standard_normal((50, int(item.components), context.models[0].sites))
@@ -128,16 +128,16 @@ def _expect_usable(context: CheckContext, item: Any, how: str) -> None:
     if isinstance(error, ParameterError):  # it says that nothing can be drawn, as a limit of theory does
         return
     if error is not None:
-        raise CheckFailed(f"{how} is accepted and then raises {error_line(error)}; {advice}") from error
+        raise CheckFailed(f"{how} is accepted but later raises {error_line(error)}; {advice}") from error
     if drawn.dtype.kind == "f" and not np.isfinite(drawn).all():
-        raise CheckFailed(f"{how} is accepted and gives numbers that are not finite; {advice}")
+        raise CheckFailed(f"{how} is accepted but gives numbers that are not finite; {advice}")
 
 
 OF_KIND: dict[str, Any] = {"model": models, "channel": channels, "prior": priors, "algorithm": algorithms}
 
 
 def _each(what: str, context: CheckContext) -> Iterator[tuple[Any]]:
-    """Cases: the calls, the draws or the refused calls of an item."""
+    """Test cases of an item: its calls, its draws or its rejected calls."""
     for one in getattr(OF_KIND[context.kind], what)(context):
         yield (one,)
 
@@ -152,15 +152,15 @@ array_check = partial(published, ("model", "channel", "prior"), cases=partial(_e
     cases=partial(_each, "draws"),
 )
 def determinism(context: CheckContext, draw: Draw) -> None:
-    """Equal seeds, equal numbers; other seeds, other inputs and signals; no global generator."""
+    """Check that equal seeds give equal numbers, different seeds different ones, and no global generator is used."""
     with private_randomness(draw.name):
         one, two = (np.asarray(draw.function(context.rng(31))) for _ in range(2))
     if not np.array_equal(one, two, equal_nan=one.dtype.kind == "f"):
         raise CheckFailed(
-            f"{draw.name}: the same seed gives other numbers; take them only from the rng that is handed over"
+            f"{draw.name}: the same seed gives different numbers; draw only from the rng that is passed in"
         )
     if draw.varies and np.array_equal(one, draw.function(context.rng(32))):
-        raise CheckFailed(f"{draw.name}: every seed gives the same numbers; draw from the rng that is handed over")
+        raise CheckFailed(f"{draw.name}: every seed gives the same numbers; draw from the rng that is passed in")
 
 
 @published(
@@ -169,11 +169,11 @@ def determinism(context: CheckContext, draw: Draw) -> None:
     cases=partial(_each, "refused"),
 )
 def bad_input(_: CheckContext, wrong: tuple[str, Callable[[], Array]]) -> None:
-    """Wrong shapes raise, whatever it is; a noisy channel without rng raises."""
+    """Check that wrong shapes, and a noisy channel without rng, raise an error."""
     what, function = wrong
     found, error = attempt(function)
     if error is None:
-        raise CheckFailed(f"{what}, and returns an array of shape {np.shape(found)}; raise ValueError")
+        raise CheckFailed(f"{what}, but returns an array of shape {np.shape(found)}; raise ValueError")
 
 
 @published(
@@ -184,7 +184,7 @@ def bad_input(_: CheckContext, wrong: tuple[str, Callable[[], Array]]) -> None:
     cases=each_model,
 )
 def nishimori(context: CheckContext, model: Any) -> None:
-    """``E[f(known) (x - mean)] = 0``, ``E[(x - mean)(x - mean)^T]`` as claimed: for little information, much, nearly all."""
+    """Check the identities ``E[f(known) (x - mean)] = 0`` and the claimed covariance, at three levels of information."""
     context.consistent(model, kinds=(context.kind,), clock=time.process_time)  # other processes do not make it coarser
 
 
@@ -194,7 +194,7 @@ def nishimori(context: CheckContext, model: Any) -> None:
     cases=each_model,
 )
 def problem(context: CheckContext, model: Any) -> None:
-    """A small instance of every model, with one label for every input and an error that is a number."""
+    """Check that every model gives a small instance with one label per input and an error that is a number."""
     made = context.problem(model)
     found = made.instance(0.5, 12, seed=context.seed)
     if len(found.labels) != len(found.inputs):
@@ -206,7 +206,7 @@ def problem(context: CheckContext, model: Any) -> None:
 
 @array_check("It writes into its arguments: algorithms that run later get other data.")
 def purity(_: CheckContext, call: Call) -> None:
-    """Arguments come back unchanged, and read-only arrays will do."""
+    """Check that arguments are unchanged by a call, and that read-only arguments are accepted."""
     expect_pure(call.name, call.function, *call.arguments)
 
 
@@ -226,7 +226,7 @@ def _compare(
     around=in_single_precision,
 )
 def dtypes(_: CheckContext, call: Call) -> None:
-    """float32 in, float32 out, and close to float64."""
+    """Check that float32 input gives float32 output, close to float64."""
     if call.any_namespace:
         narrow = [np.float32(a) if a.dtype.kind == "f" else a for a in call.arguments]
         wide = [np.float64(a) if a.dtype.kind == "f" else a for a in narrow]
@@ -239,7 +239,7 @@ def dtypes(_: CheckContext, call: Call) -> None:
     around=elsewhere,
 )
 def namespace(_: CheckContext, call: Call, backend: Backend) -> None:
-    """The strict array API on another device gives the numbers of NumPy."""
+    """Check that the strict array API on another device gives the same numbers as NumPy."""
     if call.any_namespace:
         there = [backend.asarray(a) for a in call.arguments]
         exact = np.asarray(call.function(*call.arguments))

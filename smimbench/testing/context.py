@@ -1,4 +1,4 @@
-"""The subject of a check: an item and the models, channels and priors that it is combined with."""
+"""The subject of a check: an item, with the models, channels and priors that it is combined with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOKENS = (2, 1, 3, 4)
 
 @dataclass(frozen=True, eq=False)
 class CheckContext:
-    """An item (an instance) of a kind, what it is combined with, and the seed of all random numbers."""
+    """An item (an instance) under test, its kind, what it is combined with, and the seed of all random numbers."""
 
     kind: str
     item: Any
@@ -42,7 +42,7 @@ class CheckContext:
 
     @property
     def label(self) -> str:
-        """Name and the parameters that do not have their default: part of a test's name."""
+        """Name of the item with its non-default parameters, as part of a test's name."""
         parts = [str(getattr(self.item, "name", type(self.item).__name__))]
         for name, parameter in signature_of(type(self.item)).items():
             value = getattr(self.item, name, None)
@@ -51,7 +51,7 @@ class CheckContext:
         return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(parts)).strip("_")
 
     def rng(self, *key: int) -> np.random.Generator:
-        """A generator of its own for every use."""
+        """A new random generator for every use."""
         return np.random.default_rng([self.seed, *key])
 
     @cached_property
@@ -70,11 +70,11 @@ class CheckContext:
         found = [model for name in self.model_names for model in self._model(name, reasons)]
         if not found:
             unknown = f"none of {capabilities_of(self.item).models} (its capabilities) is registered"
-            raise CheckFailed(f"no model to check it with: {next(iter(reasons), unknown)}")
+            raise CheckFailed(f"there is no model to check the item with: {next(iter(reasons), unknown)}")
         return tuple(found)
 
     def _model(self, name: str, reasons: list[str]) -> Iterator[Any]:
-        """A model of this name with as many tokens as the item takes; if it takes none, why is added to the reasons."""
+        """Build the model of this name with as many tokens as the item accepts; if none, add the reason to ``reasons``."""
         entry, channel = get_registry().get("model", name), self.kind == "channel"
         own = getattr(self.item, "tokens", None) if channel else None
         for tokens in TOKENS if own is None else (own,):
@@ -87,7 +87,7 @@ class CheckContext:
                 reasons.append(refused)
 
     def completed(self, model: Any) -> Any:
-        """The item as the engine uses it with a model: with all that is derived, once."""
+        """The item as the engine uses it with a model, with all derived members; computed once."""
         complete = {"channel": complete_channel, "prior": complete_prior}.get(self.kind)
         if complete is None:
             return self.item
@@ -97,14 +97,14 @@ class CheckContext:
             raise CheckFailed(str(error)) from None
 
     def problems(self, model: Any = None) -> Iterator[Problem]:
-        """Problems in which the item takes part: one for every other part that ships and fits."""
+        """Problems that contain the item: one for every other shipped part that fits."""
         for one in self.models if model is None else (model,):
             for channel in [self.item] if self.kind == "channel" else shipped("channel", one):
                 for prior in [self.item] if self.kind == "prior" else shipped("prior", one)[:1]:
                     yield _assembled(model=one, channel=channel, prior=prior)
 
     def consistent(self, model: Any, test: Callable[..., None] = require_consistent, **options: Any) -> None:
-        """Put the item to a test that theory makes of it before it is used.
+        """Run a consistency test that theory makes of an item before using it.
 
         Raises
         ------
@@ -116,39 +116,39 @@ class CheckContext:
             raise CheckFailed(error.message.partition("; no theory is made")[0]) from None
 
     def problem(self, model: Any) -> Problem:
-        """The first of them."""
+        """The first problem that contains the item."""
         for problem in self.problems(model):
             return problem
-        raise CheckSkipped(f"there is nothing to combine it with for model {model.name!r}")
+        raise CheckSkipped(f"there are no other items to combine this one with for model {model.name!r}")
 
 
 def _assembled(**parts: Any) -> Problem:
-    """A problem of instances, made the way a suite makes it: from names and parameters."""
+    """Build a problem from instances as a suite does, from names and parameters."""
     tables = {kind: {"name": item.name, **parameters_of(kind, item)} for kind, item in parts.items()}
     with using(OverlayRegistry(parts)):
         return Problem(**tables)
 
 
 class OverlayRegistry:
-    """A registry in which some items stand in front of the registered ones, registered or not themselves."""
+    """A registry in which the items under test take precedence over registered items of the same name."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self.parts, self.below = parts, get_registry()
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
-        """The item at hand under its own name; whatever is registered under others."""
+        """The item under test if the name is its own, otherwise the registered item."""
         item = self.parts.get(kind)
         if item is not None and name.rpartition(":")[2] == item.name:
             return Entry(kind, item.name, type(item), BUILT_IN)
         return self.below.get(kind, name, model)
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """What is registered."""
+        """All registered items of a kind."""
         return self.below.entries(kind)
 
 
 def _made(entry: Entry, tokens: int) -> Any:
-    """An instance with the parameters that its class suggests for checks (``example``), or None if it needs others."""
+    """Instance built with the class's suggested parameters for checks (``example``), or None if it needs others."""
     filled = {"tokens": tokens} if "tokens" in signature_of(entry.item) else {}
     try:
         return entry.item(**{**entry.item.example, **filled})
@@ -157,14 +157,14 @@ def _made(entry: Entry, tokens: int) -> Any:
 
 
 def shipped(kind: str, model: Any) -> list[Any]:
-    """What ships for a model, with parameters as they come; for a model of somebody else, all that fit."""
+    """Shipped items for a model, with default parameters; for a third-party model, all that fit."""
     entries = [e for e in get_registry().entries(kind) if e.fits(model.name)]
     own = [e for e in entries if e.distribution == BUILT_IN] or entries
     return [item for entry in own if (item := _made(entry, getattr(model, "tokens", 2))) is not None]
 
 
 def _why_refused(channel: Any, model: Any) -> str:
-    """What a channel says to latents of a model; empty if it takes them."""
+    """Reason why a channel rejects latents of a model; empty if it accepts them."""
     z = monte_carlo_rng("checks: latents").standard_normal((3, int(channel.components), model.sites))
     y, error = attempt(lambda: np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: labels"))))
     if error is not None:  # another number of tokens may do
@@ -173,7 +173,7 @@ def _why_refused(channel: Any, model: Any) -> str:
 
 
 def kind_of(item: Any) -> str:
-    """Model, channel, prior, metric or algorithm, by what it offers.
+    """Kind of an item (model, channel, prior, metric or algorithm), from the methods it has.
 
     Raises
     ------
@@ -191,11 +191,11 @@ def kind_of(item: Any) -> str:
         if any(hasattr(item, name) for name in signs[kind]):
             return kind
     listed = "; ".join(f"{kind}: {' or '.join(names)}" for kind, names in signs.items())
-    raise CheckError(f"{item!r} is no model, channel, prior, metric or algorithm; these offer ({listed})")
+    raise CheckError(f"{item!r} is not a model, channel, prior, metric or algorithm, which have ({listed})")
 
 
 def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None = None) -> Any:
-    """One item of a class.
+    """Create one instance of an item's class.
 
     Raises
     ------

@@ -1,5 +1,4 @@
-"""Published checks: how a check is published, once for every case, its time limit and its outcome; what statistical and
-foreign-namespace checks need; what checks do with arrays.
+"""Framework of published checks: how a check is defined and run, time limits, outcomes, statistical tests, array tests.
 
 Statistical checks draw from fixed seeds, so that a check that passes today passes tomorrow. Their thresholds are two-sided
 quantiles of Student's t law for the whole set of numbers that one check looks at (Bonferroni) at ``NOMINAL_RATE``. The rate
@@ -46,19 +45,19 @@ TIME_LIMIT = 120.0
 
 
 class CheckFailed(AssertionError):
-    """An item does not do what its contract says."""
+    """An item does not fulfil its contract."""
 
 
 class CheckSkipped(unittest.SkipTest):
-    """A check does not apply, or cannot be made here; the message says why."""
+    """A check does not apply to this item, or cannot be run here; the message says why."""
 
 
 class CheckError(LookupError):
-    """What was asked to be checked is not an item, or cannot be made; the message says what would be right."""
+    """The requested item does not exist or cannot be created; the message says what would be right."""
 
 
 class _TimeIsUp(KeyboardInterrupt):
-    """Code that catches everything lets this one through."""
+    """Raised at the time limit; not an ``Exception``, so that code which catches everything does not stop it."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Check:
     required: bool = False
 
     def __call__(self, context: Any) -> None:
-        """Run it.
+        """Run the check on an item.
 
         Raises
         ------
@@ -117,7 +116,7 @@ class Check:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise after so many seconds, and every second after that; only in the main thread, where there are signals."""
+    """Context that raises after this many seconds and every second after that (main thread only, by signals)."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
@@ -168,7 +167,7 @@ def run_check(check: Check, context: Any) -> Outcome:
 
 
 def capabilities_of(item: Any) -> Capabilities:
-    """Its capabilities, or what is assumed where it states none."""
+    """Capabilities of an item, or default ones if it states none."""
     found: Capabilities = getattr(item, "capabilities", Capabilities())
     return found
 
@@ -185,7 +184,7 @@ def published(
     around: Callable[[Any, Callable[..., None]], None] = lambda context, run: run(),
     required: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Publish a function as a check, with its name as the id.
+    """Decorator that publishes a function as a check, with the function's name as its id.
 
     Parameters
     ----------
@@ -219,34 +218,34 @@ def published(
 
 
 def each_model(context: Any) -> Iterator[tuple[Any]]:
-    """Cases: the models that the item works for."""
+    """Test cases: the models that the item works for."""
     for model in context.models:
         yield (model,)
 
 
 def judged(_: Any, run: Callable[..., None]) -> None:
-    """Hand over one test of means, and judge it after the last case: a statistical check."""
+    """Statistical check: collect means from all cases in one test, and evaluate it after the last case."""
     test = MeanTest()
     run(test)
     test.judge()
 
 
 def in_single_precision(context: Any, run: Callable[..., None]) -> None:
-    """Skip what does not promise float32."""
+    """Skip the check for items that do not promise float32."""
     if "float32" not in capabilities_of(context.item).dtypes:
         raise CheckSkipped("capabilities.dtypes does not promise float32")
     run()
 
 
 def elsewhere(context: Any, run: Callable[..., None]) -> None:
-    """Hand over the strict reference implementation of the array API, on a device that is not its default.
+    """Provide the strict reference implementation of the array API on a device that is not its default.
 
     SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
     reason alone is tried there.
     """
     promised = capabilities_of(context.item).backends
     if "*" not in promised:
-        raise CheckSkipped(f"it promises {', '.join(promised)} only")
+        raise CheckSkipped(f"the item supports only {', '.join(promised)}")
     try:
         import array_api_strict
     except ImportError:
@@ -258,7 +257,7 @@ def elsewhere(context: Any, run: Callable[..., None]) -> None:
         if "Can't convert array" not in str(error):
             raise
         if "scipy" not in str(traceback.format_exc()):
-            raise CheckFailed(f"turns its arrays into NumPy's: {error}") from error
+            raise CheckFailed(f"converts its arrays to NumPy: {error}") from error
         run(Backend(name, array_api_strict, "float64"))
 
 
@@ -270,19 +269,19 @@ ROUNDING = 1e-12
 
 
 class MeanTest:
-    """Numbers that must vanish up to chance and up to a stated numerical error, judged together."""
+    """Numbers that must vanish up to chance and a stated numerical error, tested together."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, float, float, float, float]] = []
 
     def mean(self, what: str, samples: Any, target: Any = 0.0, *, allowance: Any = 0.0) -> None:
-        """Independent samples (n, ...) whose means must be ``target``, give or take ``allowance``."""
+        """Add independent samples (n, ...) whose means must be ``target`` within ``allowance``."""
         samples = np.asarray(samples, dtype=float)
         error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
         self.add(what, samples.mean(axis=0), target, error, allowance, len(samples) - 1)
 
     def add(self, what: str, value: Any, target: Any, error: Any, allowance: Any = 0.0, dof: float = 1e9) -> None:
-        """Numbers with their standard errors; all but ``dof`` may be arrays."""
+        """Add numbers with their standard errors; all arguments but ``dof`` may be arrays."""
         columns: Sequence[Array] = np.broadcast_arrays(value, target, error, allowance)
         for place in np.ndindex(columns[0].shape):
             found, wanted, sem, slack = (float(column[place]) for column in columns)
@@ -295,11 +294,11 @@ class MeanTest:
             self.rows.append((name, found, wanted, sem, normal_score(score, dof)))
 
     def judge(self) -> None:
-        """Raise CheckFailed if the worst of all is too far off for chance."""
+        """Raise CheckFailed if the largest deviation is too large for chance."""
         from scipy.special import ndtri
 
         if not self.rows:
-            raise CheckSkipped("there was nothing to compare")
+            raise CheckSkipped("the check found no numbers to compare")
         threshold = float(-ndtri(NOMINAL_RATE / (2 * len(self.rows))))
         what, value, target, error, score = max(self.rows, key=lambda row: row[-1])
         if score > threshold:
@@ -339,7 +338,7 @@ class Call(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Something that an item draws with the generator it is given; whether another seed must give other numbers."""
+    """Something that an item draws with a given generator, and whether another seed must give different numbers."""
 
     name: str
     function: Callable[[np.random.Generator], Array]
@@ -347,7 +346,7 @@ class Draw(NamedTuple):
 
 
 def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> None:
-    """Read-only arrays will do, and come back as they were (compiled code may not ask what is read-only)."""
+    """Check that a method accepts read-only arrays and leaves them unchanged (compiled code may ignore the flag)."""
     given = [np.array(a) for a in arrays]
     for array in given:
         array.flags.writeable = False
@@ -356,7 +355,7 @@ def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> None:
     except ValueError as error:
         if "read-only" not in str(error):
             raise
-        raise CheckFailed(f"{what} writes into its arguments, work on a copy: {error}") from error
+        raise CheckFailed(f"{what} writes into its arguments; work on a copy: {error}") from error
     if not all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in zip(given, arrays)):
         raise CheckFailed(f"{what} writes into its arguments; work on a copy")
 
@@ -364,7 +363,7 @@ def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> None:
 def expect_array(
     what: str, array: Array, shape: tuple[int, ...], dtype: str | None = None, like: Array | None = None
 ) -> None:
-    """Shape, dtype, and the namespace and device of ``like``."""
+    """Check an array's shape and dtype, and that its namespace and device are those of ``like``."""
     if not array_api_compat.is_array_api_obj(array):
         raise CheckFailed(f"{what} must be an array, got {type(array).__name__}")
     if tuple(array.shape) != shape:
@@ -374,17 +373,17 @@ def expect_array(
             f"{array_api_compat.array_namespace(a).__name__} on {array_api_compat.device(a)}" for a in (array, like)
         )
         if found != wanted:
-            raise CheckFailed(f"{what} is an array of {found}, its inputs are of {wanted}")
+            raise CheckFailed(f"{what} is an array of {found}, but its inputs are of {wanted}")
     xp = namespace(array)
     if dtype is not None and array.dtype != getattr(xp, dtype):
         raise CheckFailed(f"{what} must be {dtype} like its inputs, got {array.dtype}")
     if xp.isdtype(array.dtype, "real floating") and not np.isfinite(to_host(array)).all():
-        raise CheckFailed(f"{what} is not made of finite numbers")
+        raise CheckFailed(f"{what} contains numbers that are not finite")
 
 
 @contextmanager
 def private_randomness(what: str) -> Iterator[None]:
-    """What happens inside must not draw from the global generators of NumPy and of Python."""
+    """Context in which the global generators of NumPy and Python must not be used."""
 
     def states() -> dict[str, str]:
         numpy: Any = np.random.get_state()  # noqa: NPY002 - looked at, never drawn from
@@ -397,4 +396,4 @@ def private_randomness(what: str) -> Iterator[None]:
     yield
     for name, state in states().items():
         if state != before[name]:
-            raise CheckFailed(f"{what} draws from {name}: take every random number from the rng that is handed over")
+            raise CheckFailed(f"{what} draws from {name}: take every random number from the rng that is passed in")

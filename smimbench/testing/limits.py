@@ -1,6 +1,4 @@
-"""Checks that compare runs at several sizes with theory: of algorithms that claim to be Bayes-optimal, and of those that predict
-their own error.
-"""
+"""Checks of algorithms that compare runs at several sizes with theory: Bayes-optimal ones, and those with their own theory."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ METRICS = ("mse", "nishimori")
 def _runs(
     context: CheckContext, problem: Problem, alpha: float, D: int, count: int, settings: LoopSettings
 ) -> Iterator[tuple[Any, Any]]:
-    """Instances, and where the engine's loop ends on them."""
+    """Random instances, and the final result of the engine's loop on each."""
     backend = get_backend("numpy")
     for run in range(count):
         instance = problem.instance(alpha, D, run, seed=context.seed)
@@ -53,9 +51,9 @@ def _runs(
 
 
 def _problems(context: CheckContext) -> Iterator[tuple[Problem, dict[str, Any]]]:
-    """One problem for every model, with what theory says of its Bayes-optimal error, where the algorithm predicts the same."""
+    """One problem per model, with the theory's Bayes-optimal error, where the algorithm predicts that error."""
     if context.item.theory is None or context.item.variance is None:
-        raise CheckSkipped("it does not predict its error: a variance, and a theory that is Bayes-optimal")
+        raise CheckSkipped("the algorithm does not predict its error (by a variance and a Bayes-optimal theory)")
     tried = 0
     for model in context.models:
         taken = [p for p in context.problems(model) if not context.item.refuses(p) and model.rank in PLACES]
@@ -67,7 +65,7 @@ def _problems(context: CheckContext) -> Iterator[tuple[Problem, dict[str, Any]]]
             if not isinstance(own, str) and np.allclose(own.mse, point["mse"], rtol=1e-6, atol=1e-9):
                 yield problem, point
     if not tried:
-        raise CheckSkipped("it refuses every problem that ships")
+        raise CheckSkipped("the algorithm refuses all shipped problems")
 
 
 @published(
@@ -78,7 +76,7 @@ def _problems(context: CheckContext) -> Iterator[tuple[Problem, dict[str, Any]]]
     around=judged,
 )
 def bayes_optimal(context: CheckContext, problem: Problem, point: dict[str, Any], test: MeanTest) -> None:
-    """Error and Nishimori ratio at three sizes, extrapolated with corrections of order 1/D."""
+    """Check that error and Nishimori ratio at three sizes, extrapolated in 1/D, are Bayes-optimal."""
     _, alpha, sizes = PLACES[problem.model.rank]
     measured = [
         [
@@ -105,14 +103,16 @@ def bayes_optimal(context: CheckContext, problem: Problem, point: dict[str, Any]
     "and the verdict that compares them means nothing."
 )
 def lands_on_theory(context: CheckContext, setting: Setting) -> None:
-    """Mean errors of eight runs at two sizes, extrapolated in 1/D, within five standard errors and a tenth of the signal."""
+    """Check that mean errors of eight runs at two sizes, extrapolated in 1/D, match the algorithm's theory (5 standard errors
+    and a tenth of the signal).
+    """
     problem, runs = setting.problem, 8
     alpha, sizes = (0.7, (60, 120)) if problem.model.rank == "low" else (0.25, (20, 40))
     if context.item.theory is None:
-        raise CheckSkipped("it has no theory of its own")
+        raise CheckSkipped("the algorithm has no theory")
     asked = own_theory(context.item, problem, alpha, Conditions(dimension=sizes[1]))
     if isinstance(asked, str):
-        raise CheckSkipped(f"it has no theory of its own here: {asked}")
+        raise CheckSkipped(f"the algorithm has no theory for these problems: {asked}")
     limits = LoopSettings(max_iterations=100, timeout=6.0)
     small, large = ([attempt for _, attempt in _runs(context, problem, alpha, D, runs, limits)] for D in sizes)
     starts = tuple(Overlaps(*attempt.start.values()) for attempt in large)
@@ -124,6 +124,6 @@ def lands_on_theory(context: CheckContext, setting: Setting) -> None:
     allowed += 0.1 * np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
     if not (np.abs(limit - point.mse) <= allowed).all():
         raise CheckFailed(
-            f"runs end at an error of {limit.round(4).tolist()} as D grows, its own theory says {point.mse} "
+            f"runs end at an error of {limit.round(4).tolist()} as D grows, but the algorithm's theory predicts {point.mse} "
             f"({setting.name}, alpha = {alpha})"
         )

@@ -1,6 +1,4 @@
-"""Checks of metrics: the values they return, invariance under symmetry, that the truth is as good as it gets, and their
-theory.
-"""
+"""Checks of metrics: type of the values, invariance under symmetry, best value at the truth, theory."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ SYMMETRY_TOLERANCE = 0.05
 
 
 def _instances(context: CheckContext) -> Iterator[tuple[Instance]]:
-    """For every model one instance of the first problem, and one of the first whose labels have a symmetry."""
+    """Instances for every model: one of the first problem, one of the first problem with a symmetry."""
     for model in context.models:
         problems = list(context.problems(model))
         symmetric = [p for p in problems if p.channel.symmetry != "none"]
@@ -42,14 +40,14 @@ metric_check = partial(published, ("metric",), cases=_instances)
 
 
 def _estimate(instance: Instance, context: CheckContext) -> tuple[Array, Array]:
-    """The teacher and another draw of the prior, in equal parts; the error that it claims, any number between 0 and 1."""
+    """Equal mixture of the teacher and another draw of the prior, with a claimed error between 0 and 1."""
     P = instance.problem.components
     other = instance.problem.prior.sample(context.rng(1), P, DIMENSION)
     return 0.5 * instance.signal + 0.5 * np.asarray(other, dtype=float), 0.3 * np.eye(P)
 
 
 def _measured(metric: Any, instance: Instance, estimate: Array, V: Array | None) -> list[float] | None:
-    """What the metric says; None if it gives a reason instead."""
+    """Values of the metric; None if it gives a reason instead."""
     try:
         return list(metric.measure(instance, estimate, instance.claims(estimate, V)))
     except NotMeasured as reason:
@@ -62,7 +60,7 @@ def _measured(metric: Any, instance: Instance, estimate: Array, V: Array | None)
     "It does not return what tables expect: one finite number, or one per component, that JSON can hold.", required=True
 )
 def values(context: CheckContext, instance: Instance) -> None:
-    """Length, type and range of the values, with and without a claimed error."""
+    """Check number, type and range of the metric's values, with and without a claimed error."""
     wanted = instance.problem.components if context.item.per_component else 1
     estimate, claim = _estimate(instance, context)
     for V in (None, claim):
@@ -79,10 +77,10 @@ def values(context: CheckContext, instance: Instance) -> None:
 
 
 def _moved(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
-    """Instances whose labels have a symmetry, and the opposite sign or the reverse order of the components."""
+    """Instances whose labels have a symmetry, with the opposite sign or the reverse order of components."""
     symmetric = [instance for (instance,) in _instances(context) if instance.problem.channel.symmetry != "none"]
     if not symmetric:
-        raise CheckSkipped("no channel that fits has a symmetry")
+        raise CheckSkipped("no channel that this metric works with has a symmetry")
     for instance in symmetric:
         identity = np.eye(instance.problem.components)
         yield instance, identity[::-1] if instance.problem.channel.symmetry.startswith("permutations") else -identity
@@ -95,7 +93,7 @@ def _moved(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
     cases=_moved,
 )
 def invariance(context: CheckContext, instance: Instance, move: Array) -> None:
-    """The opposite sign, or the components in reverse order, wherever the channel's symmetry allows it."""
+    """Check that values do not change under sign change or reordering allowed by the channel's symmetry."""
     estimate, V = _estimate(instance, context)
     one = _measured(context.item, instance, estimate, V)
     other = _measured(context.item, instance, np.tensordot(move, estimate, axes=1), move @ V @ move.T)
@@ -105,7 +103,7 @@ def invariance(context: CheckContext, instance: Instance, move: Array) -> None:
 
 
 def _scores(context: CheckContext) -> Iterator[tuple[float, float]]:
-    """Values at the truth and at the prior mean."""
+    """Values of the metric at the truth and at the prior mean."""
     compared = 0
     for (instance,) in _instances(context):
         prior, P = instance.problem.prior, instance.problem.components
@@ -118,7 +116,7 @@ def _scores(context: CheckContext) -> Iterator[tuple[float, float]]:
                 compared += 1
                 yield pair
     if not compared:
-        raise CheckSkipped("it has no value at the truth or at the prior mean")
+        raise CheckSkipped("the metric has no value at the truth or at the prior mean")
 
 
 @published(
@@ -127,7 +125,7 @@ def _scores(context: CheckContext) -> Iterator[tuple[float, float]]:
     cases=_scores,
 )
 def truth(context: CheckContext, best: float, blind: float) -> None:
-    """The value at the truth is not worse than at the prior mean, which knows nothing."""
+    """Check that the value at the truth is not worse than that at the prior mean."""
     if is_worse(context.item, blind, best) and abs(best - blind) > SYMMETRY_TOLERANCE * abs(blind):
         raise CheckFailed(
             f"{best:.4g} at the truth is worse than {blind:.4g} at the prior mean ({context.item.direction} is better)"
@@ -136,9 +134,9 @@ def truth(context: CheckContext, best: float, blind: float) -> None:
 
 @metric_check("What it says of theory does not fit what it measures: a table would compare different things, or break.")
 def theory(context: CheckContext, instance: Instance) -> None:
-    """As many predicted values and errors as measured ones, none of them infinite."""
+    """Check that theory gives as many finite values and errors as are measured."""
     if context.item.theory is None:
-        raise CheckSkipped("it has no theory")
+        raise CheckSkipped("the metric has no theory")
     problem = instance.problem
     P = problem.components
     second = np.asarray(problem.prior.second_moment(P), dtype=float)

@@ -1,4 +1,4 @@
-"""Checks of models: shapes, transposes, chunks, alignment, the law of the latents, memory."""
+"""Checks of models: shapes, transposes, chunks, alignment, distribution of the latents, memory."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ model_check = partial(published, ("model",), cases=lambda context: [(context.ite
 
 
 def inputs(model: Any, n: int, dimension: int, rng: np.random.Generator, dtype: str = "float64") -> Array:
-    """Inputs as the engine draws them."""
+    """Draw inputs as the engine does."""
     out = np.empty((n, model.tokens, dimension), dtype=dtype)
     model.draw_inputs(rng, out)
     return out
 
 
 def signal(model: Any, components: int, dimension: int, rng: np.random.Generator) -> Array:
-    """A signal of the right kind: a draw of a prior of this model, or its noise."""
+    """A signal of the right shape: a draw of a prior of this model, or the model's noise."""
     draws = [*(prior.sample for prior in shipped("prior", model)), model.draw_noise]
     return np.asarray(draws[0](rng, components, dimension), dtype=float)
 
 
 def drawn(context: CheckContext, n: int, P: int, D: int, seed: int) -> tuple[Array, Array, Array]:
-    """Inputs (n, T, D), a signal, and numbers (n, P, C) in place of latents."""
+    """Random inputs (n, T, D), a signal, and numbers (n, P, C) in place of latents."""
     model = context.item
     X, S = inputs(model, n, D, context.rng(seed)), signal(model, P, D, context.rng(seed + 1))
     return X, S, context.rng(seed + 2).standard_normal((n, P, model.sites))
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """The methods that take arrays."""
+    """Methods of a model that take arrays."""
     model = context.item
     X, S, g = drawn(context, 8, 2, 9, 71)
     yield Call("forward", model.forward, (X, S))
@@ -54,17 +54,17 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """What it draws; single precision gets the same numbers."""
+    """Methods of a model that draw random numbers; single precision must get the same numbers."""
     model = context.item
     narrow, wide = (inputs(model, 6, 5, context.rng(81), dtype) for dtype in ("float32", "float64"))
     if not np.allclose(narrow, wide, rtol=1e-6, atol=1e-6):
-        raise CheckFailed("draw_inputs fills a float32 array with other numbers than a float64 one")
+        raise CheckFailed("draw_inputs gives a float32 array different numbers than a float64 array")
     yield Draw("draw_inputs", partial(inputs, model, 6, 5), varies=True)
     yield Draw("draw_noise", lambda rng: model.draw_noise(rng, 1, 5))
 
 
 def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
-    """Wrong numbers of dimensions, tokens and axes."""
+    """Calls that must be rejected with an error: wrong numbers of dimensions, tokens and axes."""
     X, S, _ = drawn(context, 8, 1, 9, 111)
     for what, wrong in (("dimensions", X[:, :, :5]), ("tokens", np.concatenate([X, X], axis=1)), ("axes", X[0])):
         yield f"forward takes inputs with the wrong number of {what}", partial(context.item.forward, wrong, S)
@@ -72,7 +72,7 @@ def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
 
 @model_check("A method returns arrays of another shape than the contract says.", required=True)
 def shapes(context: CheckContext, model: Any) -> None:
-    """Latents (n, P, C), signals, overlaps (P, P), errors (P,)."""
+    """Check shapes: latents (n, P, C), signals, overlaps (P, P), errors (P,)."""
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
         X, S, g = drawn(context, n, P, D, 1)
         wanted = tuple(model.signal_shape(P, D))
@@ -92,7 +92,7 @@ def shapes(context: CheckContext, model: Any) -> None:
 
 @model_check("sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used.")
 def sample_ratio(context: CheckContext, model: Any) -> None:
-    """The nearest whole number of samples, at least one."""
+    """Check that the number of samples is the nearest integer, at least one."""
     del context
     for D in (10, 37):
         unit = model.sample_ratio(1, D)
@@ -105,7 +105,7 @@ def sample_ratio(context: CheckContext, model: Any) -> None:
 
 @model_check("adjoint is not the transpose of forward: gradients and message passing move in the wrong direction.")
 def transpose(context: CheckContext, model: Any) -> None:
-    """``<g, forward(S)> = <adjoint(g), S> / adjoint_scale``, and forward is linear."""
+    """Check that ``<g, forward(S)> = <adjoint(g), S> / adjoint_scale`` and that forward is linear."""
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X, _, g = drawn(context, n, P, D, 11)
         S, other = (np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1))
@@ -120,7 +120,7 @@ def transpose(context: CheckContext, model: Any) -> None:
 
 @model_check("What is computed depends on how the samples are cut into chunks, or chunks leave samples out.")
 def chunks(context: CheckContext, model: Any) -> None:
-    """Chunks cover every sample once; latents and adjoint do not depend on the cut."""
+    """Check that chunks cover every sample once, and that latents and adjoint do not depend on them."""
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
         if [i for s in model.chunks(n, D, P) for i in range(n)[s]] != list(range(n)):
             raise CheckFailed(f"chunks({n}, {D}, {P}) does not cover every sample once and in order")
@@ -138,7 +138,7 @@ def chunks(context: CheckContext, model: Any) -> None:
     around=judged,
 )
 def latents(context: CheckContext, model: Any, test: MeanTest) -> None:
-    """``E z_pc = 0`` and ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` over inputs, for a signal that stays."""
+    """Check ``E z_pc = 0`` and ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` over inputs, for a fixed signal."""
     X, S, _ = drawn(context, 20_000, 2, 40, 31)
     flat = np.asarray(model.forward(X, S)).reshape(len(X), -1)
     wanted = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
@@ -153,7 +153,7 @@ def latents(context: CheckContext, model: Any, test: MeanTest) -> None:
     around=judged,
 )
 def noise(context: CheckContext, model: Any, test: MeanTest) -> None:
-    """``E inner(Z, Z) = I``, up to what vanishes with D."""
+    """Check ``E inner(Z, Z) = I``, up to what vanishes with D."""
     D = 60
     rows = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
     test.mean("inner(Z, Z)", [model.inner(z, z) for z in rows], np.eye(2), allowance=2 / D)
@@ -161,7 +161,7 @@ def noise(context: CheckContext, model: Any, test: MeanTest) -> None:
 
 @model_check("A symmetry is not removed, or something else is: errors are wrong for every algorithm.")
 def align(context: CheckContext, model: Any) -> None:
-    """Signs, permutations and rotations of a signal come back as the signal; without symmetry nothing moves."""
+    """Check that ``align`` undoes sign changes, permutations and rotations, and does nothing without symmetry."""
     S = signal(model, 3, 30, context.rng(51))
     signs, order = np.diag([1.0, -1.0, -1.0]), np.eye(3)[[2, 0, 1]]
     moves = {
@@ -177,17 +177,17 @@ def align(context: CheckContext, model: Any) -> None:
         if not np.allclose(model.align(S, np.tensordot(move, S, axes=1), name), S, rtol=1e-8, atol=1e-8):
             raise CheckFailed(f"align does not undo what symmetry {name!r} allows")
     if not np.array_equal(model.align(S, -S, "none"), -S):
-        raise CheckFailed("align moves an estimate where there is no symmetry")
+        raise CheckFailed("align changes an estimate although there is no symmetry")
     try:
         model.align(S, S, "no-such-symmetry")
     except ValueError:
         return
-    raise CheckFailed("align takes a symmetry that does not exist; raise ValueError")
+    raise CheckFailed("align accepts an unknown symmetry; raise ValueError instead")
 
 
 @model_check("It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory.")
 def memory(context: CheckContext, model: Any) -> None:
-    """Peak memory of forward and adjoint in addition to inputs, latents and signal."""
+    """Check the peak memory of forward and adjoint in addition to inputs, latents and signal."""
     X, S, g = drawn(context, 3000, 1, 64, 61)
     allowed = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
     for name, other, few in (("forward", S, S), ("adjoint", g, g[:10])):

@@ -34,30 +34,30 @@ prior_check = partial(published, ("prior",), cases=_cases)
 
 
 def _dimension(model: Any) -> int:
-    """What vanishes with D should not matter, and all should take a second."""
+    """Dimension of the tests: large enough that 1/D effects are negligible, small enough to take a second."""
     return 64 if model.rank == "extensive" else 4000
 
 
 def information_matrix(components: int, size: float) -> Array:
-    """A different information for every component, and none between them."""
+    """Diagonal information matrix with a different value for every component."""
     return size * np.diag(1.0 + 0.8 * np.arange(components))
 
 
 def _noise(model: Any, Qhat: Array, dimension: int, rng: np.random.Generator) -> Array:
-    """``Qhat^(-1/2) Z``."""
+    """Observation noise ``Qhat^(-1/2) Z``."""
     noise = np.asarray(model.draw_noise(rng, len(Qhat), dimension))
     return np.tensordot(np.linalg.cholesky(np.linalg.inv(Qhat)), noise, axes=1)
 
 
 def observation(context: CheckContext, model: Any, P: int, seed: int, dimension: int = 12) -> tuple[Array, Array]:
-    """``R = S + Qhat^(-1/2) Z`` and Qhat."""
+    """Noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal, and Qhat."""
     Qhat, rng = information_matrix(P, 1.3), context.rng(seed)
     signal = np.asarray(context.completed(model).sample(rng, P, dimension), dtype=float)
     return signal + _noise(model, Qhat, dimension, rng), Qhat
 
 
 class Simulated(NamedTuple):
-    """Numbers (draws, P) from denoised signals of dimension D: overlaps, squared and claimed errors, slopes along the noise."""
+    """Results (draws, P) of denoising signals of dimension D: overlaps, squared and claimed errors, slopes along the noise."""
 
     dimension: int
     overlap: Array
@@ -68,7 +68,7 @@ class Simulated(NamedTuple):
 
 @lru_cache(maxsize=32)
 def simulated(context: CheckContext, model: Any, P: int, size: float) -> Simulated:
-    """What several checks look at, for one information of ``INFORMATION``."""
+    """Simulated denoising results used by several checks, for one information of ``INFORMATION``."""
     prior, D, draws = context.completed(model), _dimension(model), DRAWS
     if model.rank == "low" and not gives(Prior, type(context.item), "denoise"):
         D, draws = 250, 8  # a quadrature for every entry, which is the engine's to be right
@@ -93,7 +93,7 @@ def _denoised(prior: Any, part: str, R: Array, Qhat: Array) -> Array:
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """The methods that take arrays."""
+    """Methods of a prior that take arrays."""
     for model, prior, P in _cases(context):
         arguments = observation(context, model, P, 21, 16)
         for part in ("estimate", "V"):
@@ -107,15 +107,15 @@ def _drawn(prior: Any, P: int, rng: np.random.Generator) -> Array:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Its signals."""
+    """Signals drawn from the prior."""
     for _, prior, P in _cases(context):
         yield Draw("sample", partial(_drawn, prior, P), varies=True)
 
 
 def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
-    """An information matrix of another size."""
+    """Calls that must be rejected with an error: an information matrix of the wrong size."""
     if not gives(Prior, type(context.item), "denoise"):
-        raise CheckSkipped("its denoiser is derived by the engine")
+        raise CheckSkipped("the prior's denoiser is derived by the engine")
     for model in context.models:
         R, _ = observation(context, model, 2, 51)
         denoise = partial(_denoised, context.completed(model), "V", R, information_matrix(3, 1.3))
@@ -124,7 +124,7 @@ def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
 
 @prior_check("It is no law, or a method returns arrays of another shape or type than the contract says.", required=True)
 def shapes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
-    """Signals, their moments, estimates and order parameters."""
+    """Check shapes of signals, moments, estimates and order parameters."""
     D = 12
     wanted = tuple(model.signal_shape(P, D))
     R, Qhat = observation(context, model, P, 2)
@@ -143,7 +143,7 @@ def shapes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     ):
         expect_array(what, array, shape, "float64", R)
     if not all(np.allclose(many[1], one, rtol=1e-6, atol=1e-9) for many, one in zip(both, single)):
-        raise CheckFailed("overlap of a matrix depends on the others of its batch")
+        raise CheckFailed("overlap of one matrix depends on the other matrices in its batch")
 
 
 @prior_check(
@@ -152,7 +152,7 @@ def shapes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     around=judged,
 )
 def moments(context: CheckContext, model: Any, prior: Any, P: int, test: MeanTest) -> None:
-    """Overlaps of drawn signals with themselves and with the prior mean, and of the mean with itself."""
+    """Check self-overlaps of drawn signals, their overlaps with the prior mean, and the mean's self-overlap."""
     D = _dimension(model)
     mean = np.asarray(prior.mean(P, D))
     second, held = np.asarray(prior.second_moment(P)), np.asarray(prior.mean_overlap(P))
@@ -173,7 +173,7 @@ def moments(context: CheckContext, model: Any, prior: Any, P: int, test: MeanTes
     around=judged,
 )
 def derivative(context: CheckContext, model: Any, prior: Any, P: int, test: MeanTest) -> None:
-    """``<N, S_hat(R + e N) - S_hat(R - e N)> / (2 e) = V`` in the mean over noise N of the same law as that of R."""
+    """Check ``<N, S_hat(R + e N) - S_hat(R - e N)> / (2 e) = V`` in the mean over noise N distributed as that of R."""
     for size in INFORMATION:
         V = np.diagonal(np.asarray(prior.overlap(information_matrix(P, size)).V))
         found = simulated(context, model, P, size)
@@ -187,7 +187,7 @@ def derivative(context: CheckContext, model: Any, prior: Any, P: int, test: Mean
     around=judged,
 )
 def state_evolution(context: CheckContext, model: Any, prior: Any, P: int, test: MeanTest) -> None:
-    """Simulated overlaps and errors at the dimension at hand against Q and V of the map; its two ends."""
+    """Check Q and V of the state-evolution map against simulated overlaps and errors, and at its two ends."""
     second = np.diagonal(np.asarray(prior.second_moment(P)))
     unknown = second - np.diagonal(np.asarray(prior.mean_overlap(P)))
     last = unknown

@@ -1,4 +1,4 @@
-"""State evolution, thresholds and prediction errors: pure mathematics, no clock, no printing, no files.
+"""State evolution, thresholds and prediction errors: pure mathematics, without clock, printing or files.
 
 Plugins import the names of this page from here, ``from smimbench.theory import limit_point``. The attribute
 ``smimbench.theory`` is the verb, ``smimbench.theory(suite)``.

@@ -1,4 +1,4 @@
-r"""The sample ratio at which a point is a fixed point, as seen by each component: ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))``.
+r"""Sample ratio at which each component is at a fixed point: ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))``.
 
 A component that is not learned (``Q_aa`` at its lowest value) is stable below ``alpha_a``, the limit of the same ratio: with
 ``I_aa = lambda_a Q_aa`` and ``Q_aa = chi_a Qhat_aa`` it is ``1 / (kappa lambda_a chi_a)``.
@@ -34,7 +34,7 @@ ROOT = 0.02
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How finely a curve of fixed points is followed. Lengths are in coordinates of Qhat (logarithms).
+    """Accuracy with which a curve of fixed points is followed. Lengths are in coordinates of Qhat (logarithms).
 
     Attributes
     ----------
@@ -130,14 +130,14 @@ class ComponentRatios:
         self.critical = np.array([0.0 if slope else self._critical(a) for a, slope in enumerate(self.response)])
 
     def _gained(self, qhat: float) -> Host:
-        """Overlap minus its lowest value (P,) if all components have this Qhat."""
+        """Overlap minus its lowest value (P,) when all components have this Qhat."""
         # V keeps its digits where Q - bottom does not
         V = np.diagonal(self.overlap(np.full(len(self.second), qhat))[1])
         found: Host = np.maximum(self.second - self.bottom - V, 0.0)
         return found
 
     def _critical(self, a: int) -> float:
-        """Largest Qhat at which the overlap of a component still has its lowest value."""
+        """Largest Qhat at which a component's overlap still has its lowest value."""
         from scipy.optimize import brentq
 
         def grown(log_qhat: float) -> float:
@@ -150,12 +150,12 @@ class ComponentRatios:
 
     @property
     def sampled(self) -> bool:
-        """Whether the information is a mean over random labels."""
+        """Whether the information is estimated as a mean over random labels."""
         return any(is_sampled(method) for method in self.methods)
 
     @property
     def accuracy(self) -> Accuracy:
-        """How finely a curve is followed."""
+        """Accuracy settings for following the curve."""
         return SAMPLED if self.sampled else EXACT
 
     def qhat(self, x: Host, learned: Sequence[int]) -> Host:
@@ -180,7 +180,7 @@ class ComponentRatios:
         return self.sampled and offers_rough(self.problem)
 
     def log_ratios(self, x: Host, learned: Sequence[int], *, rough: bool = False) -> tuple[Host, Host]:
-        """``log alpha_a`` (P,) and its error: of the learned components at x, and where the others become unstable.
+        """Sample ratios ``log alpha_a`` (P,) and errors: of learned components at x; for others, where they become unstable.
 
         Infinite for components that no number of samples teaches. ``rough`` asks for differences: from few labels, the same at
         every overlap.
@@ -228,7 +228,7 @@ def components_decouple(problem: Problem) -> bool:
 
 
 def _teach_each_other(problem: Problem) -> bool:
-    """Whether a component without information at the prior mean gains information from another component."""
+    """Whether a component without information at the prior mean gains information from learning another component."""
     P = problem.components
 
     def information(probe: Host) -> tuple[Host, Host]:

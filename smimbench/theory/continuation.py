@@ -1,5 +1,5 @@
-r"""Continuation of the fixed point of a problem whose components are learned one after the other: stage by stage, from
-bifurcation to bifurcation.
+r"""Follows the curve of fixed points of a problem whose components are learned one after the other, from bifurcation to
+bifurcation.
 
 Where no label sees the sign of a component, or components do not mix for another reason, overlaps that start diagonal stay
 diagonal, and at a fixed point every component tells the sample ratio by itself:
@@ -87,7 +87,7 @@ class Continuation:
             self._bifurcate(node, Stage([], [], [], [], 0.0), new, float(error[new]))
 
     def _bifurcate(self, node: Node, stage: Stage, new: int, error: float) -> None:
-        """Component ``new`` becomes unstable at ``node``: a stage with one dimension more starts there."""
+        """Start a stage with one more dimension where component ``new`` becomes unstable, at ``node``."""
         self.finished = not np.isfinite(node.log_alpha)
         if self.finished:
             return
@@ -106,7 +106,7 @@ class Continuation:
             self._advance(self.stages[-1])
 
     def follow_bifurcations(self, count: int | None = None) -> None:
-        """Follow the curve until so many components have been learned (all, unless said) or the curve ends."""
+        """Follow the curve until this number of components has been learned (default: all) or the curve ends."""
         wanted = self.problem.components if count is None else count
         while not self.finished and len(self.stages[-1].learned) < wanted:
             self._advance(self.stages[-1])
@@ -169,7 +169,7 @@ class Continuation:
         return max(self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving])))
 
     def _found_ahead(self, stage: Stage, last: Node) -> Node | None:
-        """The next of the nodes that were found too early, if the curve is now known well enough up to it."""
+        """Next node among those found too early, if the curve is known accurately enough up to it."""
         if not stage.ahead:
             return None
         node = stage.ahead[-1]
@@ -182,7 +182,7 @@ class Continuation:
         return None
 
     def _next_bifurcation(self, stage: Stage) -> float:
-        """Distance at which another component is expected to become unstable, plus a margin; from the last two nodes."""
+        """Expected distance to the point where another component becomes unstable, plus a margin, from the last two nodes."""
         if len(stage.nodes) < 2:
             return np.inf
         one, two = stage.nodes[-2:]
@@ -193,7 +193,7 @@ class Continuation:
         return 1.15 * float(steps * np.linalg.norm(two.x - one.x))
 
     def _ahead(self, stage: Stage, tangent: Host, step: float) -> tuple[Host, Host]:
-        """Where the curve is expected after a step, and its direction there.
+        """Expected position on the curve after a step, and the direction there.
 
         Sampled nodes are expensive: the curve through the last few, and along its tangent at the last, is continued. Equal random
         points at all nodes give them similar errors, which hardly bend it.
@@ -222,7 +222,7 @@ class Continuation:
         return float(np.abs(node.log_alpha - np.array(expected)).min())
 
     def _immediate(self, stage: Stage) -> bool:
-        """Another component may be unstable already where a stage starts, or may have to wait for its own alpha."""
+        """Check whether another component is already unstable where a stage starts, or must wait for its own alpha."""
         node = stage.nodes[0]
         others = [a for a in range(len(node.log_ratios)) if a not in stage.learned]
         new = min(others, key=lambda a: node.log_ratios[a], default=None)
@@ -233,7 +233,7 @@ class Continuation:
         return True
 
     def _bifurcation_between(self, stage: Stage, last: Node, node: Node, tangent: Host) -> bool:
-        """Find a component that becomes unstable between two nodes, on the part of the curve that is reached from below."""
+        """Find a component that becomes unstable between two nodes, on the part of the curve reached from below."""
         others = (a for a in range(len(node.log_ratios)) if a not in stage.learned)
         unstable = [a for a in others if node.log_ratios[a] <= node.log_alpha]
         if not unstable or node.log_alpha < self.highest:
@@ -266,7 +266,7 @@ class Continuation:
             return point.log_alpha - float(point.log_ratios[new])
 
         def known(count: int) -> Host:
-            """Positions, gaps and log alphas of the points next to the crossing; of all where noise decides which are next."""
+            """Positions, gaps and log alphas of points next to the crossing, or of all points if noise hides which are next."""
             rows = np.array([(where, gap(point), point.log_alpha) for where, point in points])
             rows = rows[np.isfinite(rows).all(axis=1)]
             return np.transpose(rows if self.ratios.sampled else rows[np.argsort(np.abs(rows[:, 1]))[:count]])
@@ -320,7 +320,7 @@ class Continuation:
         return reached, reached and before * missing <= 0
 
     def _is_known(self, stage: Stage, node: Node, share: float) -> bool:
-        """Whether all components have errors below this share of the second moment."""
+        """Whether the errors of all components are below this share of the second moment."""
         V = np.diagonal(self.ratios.overlap(self.ratios.qhat(node.x, stage.learned))[1])
         return len(stage.learned) == len(V) and bool((self.ratios.second * share > V).all())
 
@@ -346,7 +346,7 @@ class Continuation:
 
 
 def _crossing(positions: Host, gaps: Host) -> float:
-    """Where the gap of a component vanishes, by the parabola of what is known at some points between two nodes."""
+    """Position where a component's gap vanishes, from a parabola through known points between two nodes."""
     inside = [root.real for root in _roots(positions, gaps, min(2, len(gaps) - 1)) if abs(root.imag) < 1e-9]
     inside = [root for root in inside if 0 <= root <= 1]
     return float([*inside, *_roots(positions, gaps, 1).real, positions[np.argmin(np.abs(gaps))]][0])

@@ -1,4 +1,4 @@
-"""State evolution of several components that mix: the matrix-valued recursion at each sample ratio, and its linear response.
+"""State evolution of several coupled components: the matrix recursion at each sample ratio, and its linear response.
 
 The uninformed branch is iterated from the prior mean, the informed one from the signal, with Anderson's acceleration, at every
 sample ratio by itself. Components that do not mix are learned one after the other: see ``smimbench.theory.continuation``.
@@ -51,14 +51,14 @@ PROBES = (0.5, 0.8, 0.97)
 
 
 class Solved(NamedTuple):
-    """A prediction and the fixed point it comes from."""
+    """A prediction and the fixed point from which it was computed."""
 
     prediction: Prediction
     found: FixedPoint
 
 
 class CoupledCurve(Curve):
-    """Fixed points of components that mix."""
+    """Curve of fixed points for coupled components."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -66,12 +66,12 @@ class CoupledCurve(Curve):
 
     @cached_property
     def perfect(self) -> Threshold | None:
-        """Where V = 0 becomes stable."""
+        """Sample ratio above which perfect recovery (V = 0) is stable."""
         return perfect_limit(self.problem)
 
     @cached_property
     def _from_prior_mean(self) -> tuple[Host, float]:
-        """Information at the prior mean, and the Qhat that leaves it where it is an unstable fixed point."""
+        """Information at the prior mean, and the Qhat that leaves the prior mean if it is an unstable fixed point."""
         information = information_at(self.problem, *overlap_at(self.problem, 0 * self.identity))
         return information.value, 1e-2 if is_sampled(information.method) else 1e-6  # less would be lost in noise
 
@@ -80,7 +80,7 @@ class CoupledCurve(Curve):
         return [self.solve(alpha, branch).prediction for alpha in alphas]
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
-        """The fixed points of both branches for every sample ratio, the Bayes-optimal one first."""
+        """Fixed points of both branches for every sample ratio, the Bayes-optimal one first."""
         return [self._competing(alpha) for alpha in alphas]
 
     def _competing(self, alpha: float) -> list[Prediction]:
@@ -131,7 +131,7 @@ class CoupledCurve(Curve):
         return Solved(_prediction(problem, alpha, found, branch), found)
 
     def thresholds(self) -> JsonObject:
-        """Critical sample ratios, see ``threshold_document``; a hard phase is looked for at a few of them."""
+        """Critical sample ratios, see ``threshold_document``; a hard phase is searched for at a few of them."""
         problem, perfect = self.problem, self.perfect
         bottom = prior_moments(problem)[1]
         Q, V = overlap_at(problem, 0 * self.identity)
@@ -157,7 +157,7 @@ class CoupledCurve(Curve):
         return threshold_document(weak, perfect, [], hard, reasons)
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
-        r"""Where the prior mean becomes unstable: the map ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T`` has the eigenvalue 1."""
+        r"""Sample ratio where the prior mean becomes unstable: ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T`` has eigenvalue 1."""
         value, error = linear_response(self.problem, Q, V)
         P, kappa = len(Q), float(self.problem.model.kappa)
         eigenvalues, vectors = np.linalg.eig(value.reshape(P * P, P * P))
@@ -170,7 +170,7 @@ class CoupledCurve(Curve):
 
 
 def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str) -> Prediction:
-    """The prediction of a fixed point; its error from the response to alpha, by a second fixed point nearby."""
+    """Prediction of a fixed point; its error comes from the response to alpha, by a second fixed point nearby."""
     size = 0.01 if found.offset is None else 0.05  # rough values may jump by 1e-3
     shift = size if branch == "uninformed" else -size
     # A residual far below the shift is enough.
@@ -190,7 +190,7 @@ def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str) 
 
 
 def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host | None:
-    """Iterate upwards from below the uninformed fixed point: Qhat just below it, or None if that leads to perfect recovery.
+    """Iterate upwards from below the uninformed fixed point: Qhat just below it, or None if this leads to perfect recovery.
 
     The map is monotone: from below its lowest fixed point, Qhat grows in all directions until that point, where the growth
     vanishes. So the way is free where the growth stays positive, however small it is between. Close to perfect recovery

@@ -1,5 +1,4 @@
-r"""A curve of fixed points over the sample ratio: what all solvers share. Branches that compete, where one overtakes the
-other, and thresholds as plain data.
+r"""Base class of curves of fixed points over the sample ratio: competing branches, transitions between them, thresholds.
 
 Which of several fixed points is Bayes-optimal follows from the replica-symmetric free entropy. Its gradient is
 
@@ -40,7 +39,7 @@ NOISY = "labels are noisy or rounded: equations run out as the error falls"
 
 
 class Curve(ABC):
-    """The fixed points of a problem, by sample ratio."""
+    """Fixed points of a problem as a function of the sample ratio."""
 
     problem: Problem
 
@@ -53,7 +52,7 @@ class Curve(ABC):
         """All critical sample ratios, see ``threshold_document``."""
 
     def folds(self) -> bool:
-        """Whether alpha falls somewhere along the curve, so that branches compete."""
+        """Whether alpha decreases somewhere along the curve, so that branches compete."""
         raise NotImplementedError
 
     def free_entropy(self, point: Prediction) -> tuple[float, float]:
@@ -67,7 +66,7 @@ class Curve(ABC):
         return bool(np.all(apart <= 1e-6 * scale + 2 * (low.error + high.error)))
 
     def compete(self, low: Prediction, high: Prediction) -> bool:
-        """Whether two branches are two points."""
+        """Whether two branches have different fixed points."""
         return not self.meet(low, high)
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
@@ -89,7 +88,7 @@ class Curve(ABC):
         return result
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
-        """Sample ratios that are solved together; no answer depends on the others."""
+        """Groups of sample ratios that are solved together; no result depends on the grouping."""
         return [list(alphas)] if alphas else []
 
     def _lead(self, alpha: float) -> tuple[float, float]:
@@ -101,7 +100,7 @@ class Curve(ABC):
         return free - stuck, one + two
 
     def transition(self, low: Threshold, top: float) -> Threshold | None:
-        """Where the informed branch becomes the Bayes-optimal one; None where it never does.
+        """Sample ratio where the informed branch becomes the Bayes-optimal one; None if it never does.
 
         Parameters
         ----------
@@ -140,7 +139,7 @@ def branch_ends(ratios: Host, wanted: Host, branch: str) -> Host:
 
 
 def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Prediction:
-    """The prediction at perfect recovery: no error, exactly known."""
+    """Prediction at perfect recovery: zero error, known exactly."""
     zero = np.zeros(problem.components)
     second = prior_moments(problem)[0]
     return Prediction(alpha, second, np.diag(zero), zero, branch, "counting of equations", alpha_error=zero)
@@ -158,7 +157,7 @@ def threshold_document(
     hard: HardPhase | None,
     reasons: dict[str, str],
 ) -> JsonObject:
-    """Thresholds as plain data.
+    """All thresholds of a problem as plain data.
 
     Parameters
     ----------
@@ -193,7 +192,7 @@ def threshold_document(
 
 
 def perfect_limit(problem: Problem) -> Threshold | None:
-    r"""Above which sample ratio an error of zero is stable; None where errors never vanish.
+    r"""Sample ratio above which zero error is stable; None if errors never vanish.
 
     As V -> 0 noiseless labels become linear equations, ``kappa alpha tr(V I) -> kappa alpha E`` with E their number, and the
     prior allows ``tr(V Qhat) -> U``, its number of unknowns. Where all components share the equations, ``alpha = U / (kappa
@@ -204,7 +203,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     kappa = float(problem.model.kappa)
 
     def at(qhat: Host) -> tuple[Host, Host, Host]:
-        """Q, V and ``diag(V Qhat)``."""
+        """Order parameters Q, V and ``diag(V Qhat)`` at small error."""
         Q, V = overlap_at(problem, np.diag(qhat))
         return Q, V, np.diagonal(V) * qhat
 
@@ -256,7 +255,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
 
 
 def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
-    """0 where labels are noiseless, for what is known then stays known, however few there are; None where they are noisy.
+    """Perfect-recovery threshold of discrete signals: 0 for noiseless labels, None for noisy labels.
 
     The error of a discrete signal vanishes faster than any power of Qhat. The sample ratio ``Qhat / (kappa I)`` that it takes
     falls along with it where the information of labels grows as V does not; noise stops that growth, and it rises.
@@ -266,7 +265,7 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
     spread = np.diagonal(second - bottom)
 
     def part(log_scale: float) -> float:
-        """Largest unknown fraction of the signal."""
+        """Largest unknown fraction of the signal among the components."""
         return float(np.max(np.diagonal(overlap_at(problem, np.exp(log_scale) * np.eye(P))[1]) / spread))
 
     def ratio(unknown: float) -> float:

@@ -1,4 +1,4 @@
-"""What a curve of fixed points is made of: nodes, stages of nodes, interpolation between them, corrections across it."""
+"""Parts of a curve of fixed points: nodes, stages of nodes, interpolation between nodes, and corrections towards the curve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Node:
-    """A fixed point of the curve.
+    """One computed fixed point on the curve.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Node:
 
 @dataclass
 class Stage:
-    """Part of the curve on which the components ``learned`` are learned; ``new`` are the ones that set the direction.
+    """Part of the curve on which the components ``learned`` are learned; ``new`` components determine its initial direction.
 
     The components ``perfect`` among them have reached their end before the others; they stay where they are. Nodes ``ahead``, the
     farthest first, were found before those that the curve needs on the way to them.
@@ -65,7 +65,7 @@ class Stage:
 
     @property
     def moving(self) -> list[int]:
-        """The learned components that are not at their end."""
+        """Learned components that have not reached their end."""
         return [a for a in self.learned if a not in self.perfect]
 
     def mean_error(self, node: Node) -> float:
@@ -73,7 +73,7 @@ class Stage:
         return float(np.sqrt((node.total_error[self.moving] ** 2).mean()))
 
     def interpolants(self) -> tuple[Any, Any]:
-        """The curve (x and log alpha) as a function of its length: smooth, and a cautious one to compare with."""
+        """The curve (x and log alpha) as a function of its length: a smooth interpolant, and a cautious one for comparison."""
         return kept(self, "interpolants", self._interpolants, len(self.nodes))
 
     def _interpolants(self) -> tuple[Any, Any]:
@@ -91,15 +91,15 @@ class Stage:
 
 @dataclass
 class Neighbours:
-    """A curve through nodes ``(s_k, values_k)``: between two of them the cubic through the four that are nearest, at the ends the
-    parabola through three.
+    """Interpolation through nodes ``(s_k, values_k)``: a cubic through the four nearest nodes, at the ends a parabola through
+    three.
     """
 
     s: Host
     values: Host
 
     def __call__(self, where: float) -> Host:
-        """Its values at one place."""
+        """Interpolated values at one position."""
         k = int(np.clip(np.searchsorted(self.s, where), 1, len(self.s) - 1))
         near = slice(max(0, k - 2), k + 2)
         return polynomial(self.s[near], self.values[near], where)
@@ -112,14 +112,14 @@ def lengths(nodes: list[Node]) -> Host:
 
 
 def polynomial(t: Host, values: Any, end: float) -> Host:
-    """The polynomial through all points ``(t_k, values_k)``, at ``end``."""
+    """Value at ``end`` of the polynomial through all points ``(t_k, values_k)``."""
     from scipy.interpolate import krogh_interpolate
 
     return np.asarray(krogh_interpolate(t, np.asarray(values, dtype=float), end))
 
 
 def change(first: Host, second: Host) -> Host:
-    """Difference where both are finite, 0 elsewhere."""
+    """Difference of two values where both are finite, 0 elsewhere."""
     both = np.isfinite(first) & np.isfinite(second)
     return np.where(both, np.where(both, second, 0.0) - np.where(both, first, 0.0), 0.0)
 
@@ -136,7 +136,7 @@ class Corrector:
         self.ratios = ratios
 
     def differentiate(self, stage: Stage, node: Node) -> Host:
-        """Finite differences of the log alpha_a at a node, and the log alpha_a that they start from.
+        """Finite differences of the log alpha_a at a node, and the base values of log alpha_a.
 
         Where information is sampled all of them come from few labels, the same at every overlap. A node where that has been done
         for some components needs it for those that are ``new`` only.
@@ -150,7 +150,7 @@ class Corrector:
         return centre
 
     def tangent(self, stage: Stage, slope: Host) -> Host:
-        """Direction of the curve at a node of this slope, forwards."""
+        """Forward direction of the curve at a node with this slope."""
         moving = stage.moving
         tangent = np.zeros(len(slope))
         if len(moving) == 1:
@@ -162,12 +162,12 @@ class Corrector:
         return tangent if forward > 0 else -tangent
 
     def _across(self, moving: list[int], slope: Host, tangent: Host) -> Host:
-        """Differences of the slopes of the moving components, and the direction along the curve as its last row."""
+        """Differences of the moving components' slopes, with the direction along the curve as last row."""
         block = slope[np.ix_(moving, moving)]
         return np.vstack([block[1:] - block[:1], tangent[moving]])
 
     def _noise(self, moving: list[int], error: Host, slope: Host, tangent: Host) -> float:
-        """Standard error of a correction across the curve, from that of the log alpha_a."""
+        """Standard error of a correction across the curve, from the standard error of the log alpha_a."""
         if len(moving) < 2:
             return 0.0
         inverse = np.linalg.pinv(self._across(moving, slope, tangent), rcond=1e-10)[:, :-1]
@@ -183,14 +183,14 @@ class Corrector:
         return step
 
     def inside(self, stage: Stage, start: Host, end: Host) -> Host:
-        """``end``, but a learned component goes at most two thirds of the way back to its lowest overlap."""
+        """Limit ``end`` so that a learned component moves at most two thirds of the way back to its lowest overlap."""
         bounded = [a for a in stage.moving if a not in self.ratios.informative]
         end = end.copy()
         end[bounded] = np.maximum(end[bounded], start[bounded] / 3)
         return end
 
     def attempt(self, stage: Stage, origin: Node, x: Host, tangent: Host) -> tuple[Node, float]:
-        """The point of the curve near ``x``, and the largest correction needed, minus what noise explains.
+        """Point of the curve near ``x``, and the largest correction needed, minus what noise explains.
 
         Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
         part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to

@@ -1,4 +1,4 @@
-"""Reading a finished curve of fixed points: predictions with their errors, branches, folds, thresholds and free entropies."""
+"""Reads predictions with errors, branches, folds, thresholds and free entropies from a finished curve of fixed points."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class FixedPointCurve(Continuation, Curve):
         return np.hstack(parts)
 
     def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
-        """The fixed point of one branch at every sample ratio; the informed one asks for the whole curve."""
+        """The fixed point of one branch at every sample ratio; the informed branch needs the whole curve."""
         return [self._predict(float(alpha), branch) for alpha in alphas]
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
-        """One at a time: each is read off the finished curve."""
+        """Sample ratios one at a time, since each is read from the finished curve."""
         return [[alpha] for alpha in alphas]
 
     def _predict(self, alpha: float, branch: str) -> Prediction:
@@ -84,7 +84,7 @@ class FixedPointCurve(Continuation, Curve):
         return self._pack(alpha, self.ratios.qhat(x, stage.learned), ends, branch, alpha * ratio_error)
 
     def _errors(self, stage: Stage, where: float, spread: Host, along: Host) -> tuple[Host, Host]:
-        """Error of x at fixed alpha, and of the log alpha_a at fixed x, from the errors of the nodes and the interpolation."""
+        """Error of x at fixed alpha, and of log alpha_a at fixed x, from errors of nodes and interpolation."""
         s, moving = lengths(stage.nodes), stage.moving
         k = int(np.clip(np.searchsorted(s, where), 1, len(s) - 1))
         share = np.clip((where - s[k - 1]) / (s[k] - s[k - 1]), 0, 1)
@@ -100,7 +100,7 @@ class FixedPointCurve(Continuation, Curve):
         return np.minimum(result, 2.0), shift
 
     def _unlearned_error(self, number: int, target: float) -> Host:
-        """A component that is about to be learned may be so already, within the error of its threshold."""
+        """Error from a component that may already be learned, within the error of its threshold."""
         result = np.zeros(self.problem.components)
         before = len(self.stages[number - 1].learned) if number else 0
         for stage in self.stages[number : number + 1]:
@@ -114,7 +114,7 @@ class FixedPointCurve(Continuation, Curve):
         return result
 
     def _below(self, alpha: float, target: float, branch: str) -> Prediction:
-        """Prediction below the first node."""
+        """Prediction for sample ratios below the first node."""
         qhat = np.zeros(self.problem.components)
         if not self.ratios.informative or not self.stages:
             grown = self.ratios.gain(self._unlearned_error(0, target))
@@ -125,7 +125,7 @@ class FixedPointCurve(Continuation, Curve):
         return self._pack(alpha, qhat, [qhat], branch, alpha * node.total_error)
 
     def _beyond(self, alpha: float, target: float, end: float, branch: str) -> Prediction:
-        """Prediction beyond the last node."""
+        """Prediction for sample ratios beyond the last node."""
         grown = [stage for stage in self.stages if len(stage.nodes) > 1]
         if not grown:
             nothing = np.zeros(self.problem.components)
@@ -152,7 +152,7 @@ class FixedPointCurve(Continuation, Curve):
     # -- competing branches -------------------------------------------------------------------------------------------
 
     def folds(self) -> bool:
-        """Whether alpha falls somewhere along the curve by more than its numerical error."""
+        """Whether alpha decreases somewhere along the curve by more than its numerical error."""
         self.follow()
         highest, x_error = -np.inf, 0.0
         for stage in self.stages:
@@ -170,17 +170,17 @@ class FixedPointCurve(Continuation, Curve):
         return highest - float(np.log(self.perfect.value)) > 1e-6 + error
 
     def compete(self, low: Prediction, high: Prediction) -> bool:
-        """Whether two branches are two points: a nonzero error is never perfect recovery, however uncertain it is."""
+        """Whether two branches have different fixed points; a nonzero error never counts as perfect recovery."""
         return low.V.any() != high.V.any() or super().compete(low, high)
 
     def _threshold(self, alpha: float) -> Threshold:
-        """A sample ratio, with its error where the curve comes nearest to it."""
+        """A threshold, with its error from the point where the curve comes nearest to it."""
         nodes = [(node, stage) for stage in self.stages if len(stage.nodes) > 1 for node in stage.nodes]
         node, stage = min(nodes, key=lambda pair: abs(pair[0].log_alpha - np.log(alpha)))
         return Threshold(alpha, alpha * stage.mean_error(node))
 
     def path(self) -> tuple[Host, Host, Host]:
-        """The curve for integrals along it: Qhat (n, P), V (n, P) and the error of log alpha (n,)."""
+        """Points for integrals along the curve: Qhat (n, P), V (n, P) and the error of log alpha (n,)."""
         number, s, _ = self._dense()
         qhat, error = np.zeros((len(s), self.problem.components)), np.zeros(len(s))
         for k in np.unique(number).astype(int):
@@ -222,7 +222,7 @@ class FixedPointCurve(Continuation, Curve):
         return threshold_document(weak, self.perfect, sequential, hard, reasons)
 
     def _hard_phase(self) -> HardPhase | None:
-        """Sample ratios at which the Bayes-optimal fixed point is better than the uninformed branch."""
+        """Range of sample ratios where the Bayes-optimal fixed point is better than the uninformed branch."""
         if not self.folds():
             return None
         log_alpha = self._dense()[2]
@@ -238,7 +238,7 @@ class FixedPointCurve(Continuation, Curve):
 
 
 def free_entropy_along(qhat: Host, V: Host, log_alpha: Host, alpha: float, start: Host) -> float:
-    r"""Free entropy at the end of a curve of fixed points minus that at its beginning, the prior mean.
+    r"""Free entropy at the end of a curve of fixed points minus that at its start, the prior mean.
 
     On the curve ``kappa I = Qhat / alpha(s)``, so that at another sample ratio the integrand is known without further work:
     ``(1/2) \int \sum_a Qhat_aa (alpha / alpha(s) - 1) dQ_aa``.
@@ -264,7 +264,7 @@ def free_entropy_along(qhat: Host, V: Host, log_alpha: Host, alpha: float, start
 
 
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:
-    """The curve of a problem whose components decouple, computed once per problem; None if they mix."""
+    """The curve of a problem whose components decouple, computed once per problem; None for coupled components."""
     return kept(
         problem, "fixed_point_curve", lambda: FixedPointCurve(problem) if components_decouple(problem) else None
     )

@@ -1,4 +1,4 @@
-r"""Errors of prediction on a fresh sample, at points of theory and along curves: Bayes-optimal, plug-in and constant predictor.
+r"""Generalization errors on a fresh sample, at theory points and along curves: Bayes-optimal, plug-in and constant predictor.
 
 The loss is ``|y - y_hat|^2`` summed over the entries of the noiseless observable label ``f(z)``. The latents of the truth
 and of the estimate are jointly Gaussian, independent over sites, so no fresh inputs are needed: an estimate enters through
@@ -44,7 +44,7 @@ NODES = 25
 
 
 def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
-    r"""Errors of prediction on the Bayes-optimal line.
+    r"""Generalization errors of a Bayes-optimal estimate.
 
     Parameters
     ----------
@@ -71,12 +71,12 @@ def _closed_errors(found: Errors) -> Errors:
 
 
 def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
-    """``generalization_error`` from random points, whatever formulas the channel has."""
+    """Generalization errors from random points, even if the channel has formulas for them."""
     return _errors_of_samples(problem, np.block([[Q + V, Q], [Q, Q]]), V, FAINT)
 
 
 def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> Errors:
-    """Errors of prediction of a given estimate.
+    """Generalization errors of a given estimate.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> Erro
 
 
 def curve_errors(problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncertain: Sequence[Array]) -> list[Errors]:
-    """``point_errors`` along a curve of one component; a long one is interpolated."""
+    """Generalization errors along a curve of one component; a long curve is interpolated."""
     if len(Q) <= NODES:
         return [point_errors(problem, *point) for point in zip(Q, V, uncertain)]
     along = _errors_along_curve(problem, Q, V)
@@ -117,7 +117,7 @@ def _with_error_of_V(problem: Problem, found: Errors, Q: Array, V: Array, uncert
 
 
 def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[Errors]:
-    """``curve_errors`` without the effect of the error of V.
+    """Generalization errors along a curve, without the effect of the error of V.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
     that variable converges geometrically. What half of the nodes would have said is part of the error.
@@ -149,7 +149,7 @@ def _scalar(found: Uncertain) -> Uncertain:
 
 
 def _not_negative(found: Errors) -> Errors:
-    """Negative values within rounding or noise become 0; a clearly negative one is kept, so that it shows."""
+    """Set negative values within rounding or noise to 0; keep clearly negative values, so that they are noticed."""
     rounding = 1e-14 * max(abs(entry.value) for entry in found.values())
     return {
         kind: entry._replace(value=0.0) if -rounding - 4 * entry.error <= entry.value < 0 else entry

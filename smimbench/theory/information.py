@@ -1,5 +1,5 @@
-"""Information about the signal in prior and labels, each value computed once per problem: moments, overlap at Qhat and back,
-``I = E sum_c g_c g_c^T`` and its susceptibility.
+"""Information and moments of a problem, each computed once: prior moments, overlap at Qhat and its inverse, ``I = E sum_c g_c
+g_c^T``.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Evaluations:
 
     @classmethod
     def of(cls, problem: Problem) -> Evaluations:
-        """The evaluations of a problem."""
+        """The stored evaluations of a problem."""
         return kept(problem, "evaluations", cls)
 
     def at(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:
-        """``evaluate(Q, V)``, or its stored result; Q and V (..., P, P)."""
+        """Result of ``evaluate(Q, V)``, computed or stored; Q and V (..., P, P)."""
         Q, V = np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
         if Q.ndim == 2 or not self.sampled:
             return self._single(kind, Q, V, evaluate)
@@ -85,7 +85,7 @@ class Evaluations:
 
     @staticmethod
     def key(kind: str, Q: Array, V: Array) -> str:
-        """Name of an evaluation: equal arguments, to the last bit, have equal names."""
+        """Name of an evaluation; arguments equal to the last bit have the same name."""
         content = f"{kind} {Q.shape} ".encode() + Q.tobytes() + V.tobytes()
         return hashlib.sha256(content).hexdigest()[:24]
 
@@ -115,7 +115,7 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
 
 
 def offers_rough(problem: Problem) -> bool:
-    """Whether the channel states a number of labels that is enough for finite differences."""
+    """Whether the channel states how many labels suffice for finite differences."""
     sampling = problem.channel.sampling
     return sampling is not None and sampling.rough_labels is not None
 
@@ -133,7 +133,7 @@ def information_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False)
 
 
 def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
-    """How the information of components without overlap begins (P, P): the channel's own (``rough`` as above), or sampled."""
+    """Slope of the information of components without overlap (P, P): by the channel (``rough`` as above), or sampled."""
     own = problem.channel.susceptibility
 
     def sampled(q: Array, v: Array) -> Uncertain:
@@ -142,7 +142,7 @@ def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = Fal
             name = problem.spec["channel"]["name"]
             raise ProblemError(
                 f"channel {name!r}",
-                "no label sees the sign of a component, so that thresholds need the second moment of its posterior; "
+                "labels do not depend on the sign of a component, so thresholds need the second moment of its posterior; "
                 "return it from posterior(..., second_moment=True), or give a method susceptibility",
             )
         return found
@@ -164,19 +164,19 @@ def _evaluated(
 
 
 def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
-    """Q and V (..., P, P) of the prior at ``qhat`` (..., P, P)."""
+    """Overlap Q and error V (..., P, P) of the prior at ``qhat`` (..., P, P)."""
     found = problem.prior.overlap(qhat)
     return np.asarray(found.Q), np.asarray(found.V)
 
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
-    """Relative error of V that the prior states for its map at ``qhat`` (P, P): a number, or a function of it; else 0."""
+    """Relative error of the prior's V at ``qhat`` (P, P), as stated by the prior (a number or a function); otherwise 0."""
     stated = getattr(problem.prior, "overlap_error", 0.0)  # of derived priors
     return float(stated(np.asarray(qhat, dtype=float)) if callable(stated) else stated)
 
 
 def prior_moments(problem: Problem) -> tuple[Host, Host]:
-    """Second moment of the signal, and the overlap that the prior mean has with it: (P, P) each."""
+    """Second moment of the signal and self-overlap of the prior mean, (P, P) each."""
     P, prior = problem.components, problem.prior
     return np.asarray(prior.second_moment(P), dtype=float), np.asarray(prior.mean_overlap(P), dtype=float)
 
@@ -224,7 +224,7 @@ def inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
 
 
 def _scalar_inverse(gap: Callable[[float], float], start: float) -> float:
-    """Root of an increasing function."""
+    """Root of an increasing scalar function."""
     from scipy.optimize import brentq
 
     low, high = start - 1.0, start + 1.0

@@ -1,5 +1,5 @@
-"""Theory of an algorithm: the point and the metrics of its estimate as D goes to infinity, from its aligned overlaps with the
-signal and with itself, and what its own method ``theory`` says, checked before use.
+"""Theory of one algorithm as D goes to infinity: errors from aligned overlaps, and the checked result of its method
+``theory``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PREDICTIONS = 32
 
 
 def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
-    """The overlaps after the symmetry operation that brings the estimate closest to the signal.
+    """Overlaps after the symmetry operation that brings the estimate closest to the signal.
 
     A few numbers stand for the signal and the estimate: vectors with just these overlaps, which the model aligns as it does
     those of a run. Leading axes are a batch.
@@ -56,7 +56,7 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
 
 
 def scores(overlaps: Overlaps) -> dict[str, Host]:
-    r"""Errors of aligned overlaps, (P,) each, leading axes a batch.
+    r"""Errors (P,) computed from aligned overlaps; leading axes are a batch.
 
     ``mse = T - 2 M + Q`` and ``squared_cosine = M^2 / (T Q)`` on the diagonals, T of the signal with itself, M of the estimate
     with the signal, Q of the estimate with itself; a component that is zero has the cosine 0.
@@ -82,7 +82,7 @@ def limit_point(
     V: Host | None = None,
     prediction: bool = True,
 ) -> AlgorithmPrediction:
-    """The prediction for an estimate that is not on the Bayes-optimal line.
+    """The prediction for an estimate that is not Bayes-optimal.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def _propagated_error(
 
 
 def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-    """The algorithm's prediction, or a sentence that says why there is none.
+    """The algorithm's own prediction, or a sentence on why there is none.
 
     Parameters
     ----------
@@ -183,13 +183,13 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
 
 
 def own_document(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> JsonObject | str:
-    """The same as a point of the JSON of ``smimbench theory``."""
+    """The algorithm's own prediction as a point of the JSON of ``smimbench theory``."""
     found = own_theory(algorithm, problem, alpha, conditions)
     return found if isinstance(found, str) else found.document()
 
 
 def _complaint(found: Any, P: int) -> str | None:
-    """What is wrong with a prediction, as a sentence; None if nothing is."""
+    """A sentence on what is wrong with a prediction, or None."""
     if not isinstance(found, AlgorithmPrediction):
         kind = type(found).__name__
         return f"must return a smimbench.interfaces.AlgorithmPrediction or a reason in words, got {kind}"

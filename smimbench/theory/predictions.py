@@ -1,4 +1,4 @@
-"""Predictions and thresholds of a problem by the solver that fits it, parts that can be solved in parallel, points as JSON."""
+"""Predictions and thresholds of a problem by the solver that fits; parts for parallel solving; points as JSON."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def independent_parts(problem: Problem, alphas: Sequence[float]) -> list[tuple[s
 
 
 def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
-    """Evaluate one part; the results are kept in the problem's ``Evaluations``."""
+    """Evaluate one part; the results are stored in the problem's ``Evaluations``."""
     kind, values = part
     if kind == "nodes":
         information_at(
@@ -82,7 +82,7 @@ def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
 
 
 def point_document(problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None) -> JsonObject:
-    """One point of the theory's JSON; ``errors`` are those of prediction on fresh samples."""
+    """One point of the theory's JSON; ``errors`` are generalization errors on fresh samples."""
     document: JsonObject = {
         "alpha": prediction.alpha,
         "mse": plain(prediction.mse),

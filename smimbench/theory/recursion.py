@@ -1,4 +1,4 @@
-"""Fixed points of the matrix-valued recursion at one sample ratio, by Anderson's acceleration in log Qhat.
+"""Fixed points of the matrix recursion at one sample ratio, by Anderson acceleration in log Qhat.
 
 Where a channel that samples its information offers rough values, the way is found with those, and few of the accurate ones
 correct it: the difference of the two logarithms hardly depends on the overlap. It is added to the rough map, whose fixed point
@@ -77,12 +77,12 @@ class Recursion:
         self.second = np.diagonal(prior_moments(problem)[0])
 
     def image(self, log: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
-        """The image (P, P) of log Qhat, and the information there; ``rough`` for differences only."""
+        """Image (P, P) of log Qhat under the recursion, and the information there; ``rough`` for finite differences only."""
         information = information_at(self.problem, *overlap_at(self.problem, exponential(log)), rough=rough)
         return symmetric_logarithm(self.problem.model.kappa * self.alpha * information.value), information
 
     def step(self, log: Host) -> Host:
-        """Image minus log Qhat; from the rough map where all of its eigenvalues are clearly positive."""
+        """Change of log Qhat in one step; from the rough map where all of its eigenvalues are clearly positive."""
         if self.has_rough:
             image, information = self.image(log, rough=True)
             if float(np.linalg.eigvalsh(image - log)[0]) > 5 * _relative(information):
@@ -108,7 +108,7 @@ class Recursion:
         return self._corrected(start, enough, target, offset)
 
     def nearby(self, known: FixedPoint, enough: float) -> Host:
-        """Qhat of the fixed point near a known one at another sample ratio."""
+        """Qhat of a fixed point, found from a known one at another sample ratio."""
         rough = known.offset is not None
         mapped = self._mapped(known.offset, known.relative) if rough else self._mapped()
         return self._iterated(mapped, known.qhat, enough, None, rough=rough).qhat
@@ -116,7 +116,7 @@ class Recursion:
     def _mapped(
         self, offset: Host | None = None, relative: float | None = None
     ) -> Callable[[Host], tuple[Host, float, str]]:
-        """Image, relative error and method: from accurate values, or from rough ones corrected by an offset."""
+        """Image of the map, relative error and method: from accurate values, or from rough ones corrected by an offset."""
 
         def mapped(log: Host) -> tuple[Host, float, str]:
             image, information = self.image(log, rough=offset is not None)
@@ -163,7 +163,7 @@ class Recursion:
         *,
         rough: bool = False,
     ) -> FixedPoint:
-        """Anderson's acceleration in the matrix logarithm, where growth by a factor is a constant step."""
+        """Anderson acceleration in the matrix logarithm, where growth by a factor is a constant step."""
         upper = np.triu_indices(len(start))
         x = symmetric_logarithm(start)
         points: list[Host] = []
@@ -217,7 +217,7 @@ def _relative(information: Any) -> float:
 
 
 def is_same_fixed_point(target: FixedPoint, log: Host, relative: float) -> bool:
-    """Whether log Qhat (P, P) is that of a fixed point, within the ``relative`` error of the information."""
+    """Whether log Qhat (P, P) equals that of a fixed point, within the ``relative`` error of the information."""
     return distance(target.qhat, exponential(log)) < 0.3 * relative
 
 

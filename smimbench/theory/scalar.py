@@ -1,4 +1,4 @@
-"""State evolution of one overlap: the Bayes-optimal error as a function of the sample ratio.
+"""State evolution of a single overlap: the Bayes-optimal error as a function of the sample ratio.
 
 Solved without iterating. The fixed point ``Qhat = kappa alpha I(Q(Qhat))`` is linear in alpha, so the whole curve is known as
 ``alpha(Qhat) = Qhat / (kappa I(Q(Qhat)))`` and alpha is read off. Where alpha falls with Qhat, branches compete: the
@@ -47,7 +47,7 @@ curve ends."""
 
 
 class ScalarCurve(Curve):
-    """The parametric curve alpha(Qhat) of a problem with one component, or with several that share one overlap.
+    """Parametric curve alpha(Qhat) of a problem with one component, or with several that share one overlap.
 
     Attributes
     ----------
@@ -81,12 +81,12 @@ class ScalarCurve(Curve):
 
     @classmethod
     def of(cls, problem: Problem) -> ScalarCurve | None:
-        """The curve of a problem, computed once per problem; None where components do not share their overlap."""
+        """The curve of a problem, computed once per problem; None if components do not share one overlap."""
         return kept(problem, "scalar_curve", lambda: cls(problem) if shares_overlap(problem) else None)
 
     @cached_property
     def _evaluated(self) -> tuple[Host, ...]:
-        """Nodes, alpha and its error; a sampled curve gets as many nodes as its interpolation needs."""
+        """Nodes of the curve, alpha and its error; a sampled curve gets as many nodes as its interpolation needs."""
         nodes = self.log_qhat
         alpha, error = self.alpha_of(nodes)
         if not self.sampled:
@@ -125,11 +125,11 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _at_bottom(self) -> Uncertain:
-        """Information at the prior mean."""
+        """Information at the lowest overlap, that of the prior mean."""
         return self._information_at(np.asarray(self.bottom), np.asarray(self.unknown))
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
-        """alpha(Qhat) and its numerical error."""
+        """Sample ratio alpha(Qhat) and its numerical error."""
         info = self._information(log_qhat)
         with np.errstate(divide="ignore", invalid="ignore"):
             alpha = np.exp(log_qhat) / (self.kappa * info.value)
@@ -141,7 +141,7 @@ class ScalarCurve(Curve):
         return float(self.alpha_of(np.array([log_qhat]))[0][0])
 
     def _alpha(self, log_qhat: Array) -> Array:
-        """alpha(Qhat); between the nodes of a sampled curve interpolated."""
+        """Sample ratio alpha(Qhat), interpolated between the nodes of a sampled curve."""
         if not self.sampled:
             return self.alpha_of(log_qhat)[0]
         curve = self._interpolant
@@ -156,7 +156,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _along(self) -> tuple[Host, Host]:
-        """Nodes of log Qhat with their alpha, between which alpha is monotonic: turning points are nodes, too.
+        """Nodes of log Qhat with their alpha; alpha is monotonic in between, as turning points are nodes.
 
         Sampled curves are interpolated, and turn at nodes only.
         """
@@ -168,7 +168,7 @@ class ScalarCurve(Curve):
     # -- branches -----------------------------------------------------------------------------------------------
 
     def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
-        """Solve for every alpha on one branch."""
+        """The fixed point of one branch at every sample ratio."""
         wanted = np.asarray(alphas, dtype=float)
         nodes, ratios = self._along
         upper = branch_ends(ratios, wanted, branch)
@@ -194,7 +194,7 @@ class ScalarCurve(Curve):
         ]
 
     def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
-        """Prediction beyond an end of the curve."""
+        """Prediction at a sample ratio beyond an end of the curve."""
         if informed:
             Q, V = self._overlap(self.nodes[-1])
             if self.perfect_limit() is not None:
@@ -209,7 +209,7 @@ class ScalarCurve(Curve):
         return self._pack(alpha, self.bottom, self.unknown, 0.0, 0.0, branch)
 
     def _on_curve(self, alphas: Array, x: Array, branch: str) -> list[Prediction]:
-        """Predictions at roots: the error of V is that of log alpha over the slope of the curve."""
+        """Predictions at roots of the curve; the error of V is that of log alpha over the curve's slope."""
         Q, V = self._overlap(x)
         step = 0.5 / 8 if self.sampled else 1e-3
         points = x + step * np.array([-1.0, 1.0])[:, None]
@@ -236,14 +236,14 @@ class ScalarCurve(Curve):
         return [self._pack(*row, branch) for row in zip(alphas, Q, V, error, relative)]
 
     def _pack(self, alpha: Array, Q: Array, V: Array, error: Array, relative: Array, branch: str) -> Prediction:
-        """``relative`` is the error of log alpha at this overlap."""
+        """Prediction at an overlap; ``relative`` is the error of log alpha there."""
         each = np.ones(len(self.identity))
         error, ratio_error = float(error) * each, float(alpha * relative) * each
         point = float(Q) * self.identity, float(V) * self.identity
         return Prediction(float(alpha), *point, error, branch, self.method, alpha_error=ratio_error)
 
     def folds(self) -> bool:
-        """Whether alpha falls somewhere along the curve."""
+        """Whether alpha decreases somewhere along the curve."""
         return bool(self.turning_points())
 
     def meet(self, low: Prediction, high: Prediction) -> bool:
@@ -323,7 +323,7 @@ class ScalarCurve(Curve):
         return None if low is None or optimal is None else HardPhase(low, optimal, top)
 
     def weak_limit(self) -> Threshold | None:
-        """Where the prior mean becomes unstable: the limit of alpha as the overlap leaves its lowest value.
+        """Weak-recovery threshold, where the prior mean becomes unstable: the limit of alpha at the lowest overlap.
 
         0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
         something from the beginning, so that learning starts smoothly at alpha = 0.
@@ -345,12 +345,12 @@ class ScalarCurve(Curve):
         return replace(limit, error=limit.error + limit.value * float(self._rounding(faint[-1])))
 
     def _rounding(self, log_qhat: Array) -> Array:
-        """Relative rounding error of small overlaps and of their alpha: they are differences of numbers of order 1."""
+        """Relative rounding error of small overlaps and their alpha, which are differences of numbers of order 1."""
         gained = np.maximum(self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny)
         return 4 * np.finfo(float).eps * self.second / gained
 
     def perfect_limit(self) -> Threshold | None:
-        """Limit of alpha as the error goes to 0: where V = 0 becomes stable. None where the error never vanishes."""
+        """Threshold of perfect recovery: the limit of alpha as the error goes to 0. None if the error never vanishes."""
         if self.alpha[-1] < NOTHING and self._overlap(self.nodes[-1])[1] < NOTHING:
             return Threshold(0.0, 0.0)  # a discrete signal: once known, it stays known at any sample ratio
         if self.sampled:
@@ -375,7 +375,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def equations(self) -> float:
-        """Number of equations that a label states about its latents: the limit of V I; 0 of noisy and of rounded labels."""
+        """Number of equations that a label gives for its latents: the limit of V I; 0 for noisy and for rounded labels."""
         known = self.problem.channel.equations
         if known is not None:
             return float(known)
@@ -420,7 +420,7 @@ def shares_overlap(problem: Problem) -> bool:
 
 
 def turns(values: Array, noise: Array) -> list[tuple[int, str]]:
-    """Inner local extrema of a sequence, ``(index, "max" or "min")``.
+    """Interior local extrema of a sequence, ``(index, "max" or "min")``.
 
     From each of them it moves away by more than its noise on both sides.
     """
@@ -444,7 +444,7 @@ def turns(values: Array, noise: Array) -> list[tuple[int, str]]:
 
 
 def interpolation_error(nodes: Array, alpha: Array) -> Array:
-    """Relative error (G,) of alpha interpolated between nodes: how far each node is from its neighbours' interpolation.
+    """Relative error (G,) of interpolating alpha between nodes: distance of each node from its neighbours' interpolation.
 
     Without a node, the gap is twice as wide, and a cubic interpolant about eight times worse.
     """

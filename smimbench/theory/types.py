@@ -14,7 +14,7 @@ NOTHING = 1e-9
 
 
 def plain(values: Any) -> float | list[float]:
-    """Values of the components as JSON: of a single one a number."""
+    """Values per component as JSON; a single component gives a number."""
     found = [float(value) for value in values]
     return found[0] if len(found) == 1 else found
 
@@ -65,7 +65,7 @@ class Threshold:
     error: float
 
     def document(self) -> dict[str, float]:
-        """As plain data."""
+        """The threshold as plain data."""
         return {"value": self.value, "error": self.error}
 
 
@@ -90,7 +90,7 @@ class HardPhase:
 
 @dataclass(frozen=True)
 class Bifurcation:
-    """Component ``component`` (from 0) leaves its lowest overlap at ``alpha``; 0 where it does so from the beginning."""
+    """The sample ratio ``alpha`` at which component ``component`` (from 0) starts to be learned; 0 if from the beginning."""
 
     component: int
     alpha: float

@@ -119,7 +119,7 @@ def test_noiseless_signs_by_the_thousand(loss, alpha, scaled, rate):
 def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
     few = ACCURACY._replace(attempts=1, iterations=1)
     monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.ACCURACY", few)
-    with pytest.raises(ValueError, match=r"the best penalty is not found at alpha = 7 .*give it as a number"):
+    with pytest.raises(ValueError, match=r"theory did not find the best penalty at alpha = 7 .*give it as a number"):
         best_penalty(SIGN, 7.0, "logistic", "posterior")
 
 

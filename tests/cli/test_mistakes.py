@@ -196,4 +196,4 @@ def test_compare_refuses_what_it_cannot_judge(twice, tmp_path, capsys):
     assert call(capsys, "run", other, "--results", tmp_path / "r", *SMALL, "--only", "algorithm=adam")[0] == 0
     code, out, err = call(capsys, "compare", results, tmp_path / "r")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "have nothing in common that could be compared" in err
+    assert "have no results for the same problem and algorithm to compare" in err

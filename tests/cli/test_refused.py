@@ -36,11 +36,11 @@ REFUSED = [
     *((f"{verb} --plugins no.py", "Path 'no.py' does not exist") for verb in ("run quickstart --dry-run", "list")),
     ("show {tmp}/empty", "no readable run.json"),
     ("show {suite} --results {tmp}/nothing", "run 'smimbench run {suite}' first"),
-    ("compare {results} {folder}", "not a results folder (it has no readable run.json), and no packed results"),
+    ("compare {results} {folder}", "not a results folder (it has no readable run.json), and there are no packed results there"),
     ("score {suite} --estimate {tmp}/other.npz", "other.npz"),
     ("run {tmp}/theory_only.toml", "algorithms: is empty"),
     # packages that cannot be written
-    ("new channel softmax", "channel 'softmax' is taken by package 'smimbench'"),
+    ("new channel softmax", "channel 'softmax' exists in package 'smimbench' already"),
     ("new algorithm channels", "a Python package smimbench_channels is installed already"),
     ("new prior 'My Own'", "'my-own' would do"),
     ("new prior 2fast", "must be lower-case letters"),

@@ -99,7 +99,7 @@ def test_message_passing_of_finite_size_lands_near_theory(tmp_path, capsys):
     assert cosine["mean"] == pytest.approx(cosine["theory"], abs=4 * cosine["sem"] + 0.01)
     assert 0 < cosine["theory"] < 1
     assert rows["adam", "calibration"]["n"] == 0
-    assert rows["adam", "calibration"]["blank"] == ["it claims no error of its own"]
+    assert rows["adam", "calibration"]["blank"] == ["the algorithm claims no error"]
     assert rows["adam", "cosine"]["n"] == 6
     _, text, _ = call(capsys, "show", suite, *options)
-    assert "adam: calibration is blank: it claims no error of its own" in " ".join(text.split())
+    assert "adam: calibration is blank: the algorithm claims no error" in " ".join(text.split())

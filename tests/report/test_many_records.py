@@ -70,4 +70,4 @@ def test_a_dry_run_checks_the_structure_of_records_and_no_digest(tmp_path, capsy
     code, out, err = call(capsys, "run", suite, "--results", tmp_path / "results", "--dry-run")
     assert (code, asked) == (0, [])
     assert "8 cells, 1 of them to run" in out
-    assert "torn or not JSON" in err
+    assert "the file is incomplete or not JSON" in err

@@ -97,7 +97,7 @@ def test_settings_go_with_the_same_settings(made, tmp_path, capsys):
 BAD = {
     "changed": (lambda text: text.replace('"n":2', '"n":9', 1), "changed after it was written"),
     "cut": (lambda text: text[: len(text) // 2], "cannot be read as packed results"),
-    "newer": (lambda text: text.replace('{"packed":1', '{"packed":7', 1), "written in format 7"),
+    "newer": (lambda text: text.replace('{"packed":1', '{"packed":7', 1), "has format 7"),
     "something else": (lambda text: "[1, 2]", "no packed results"),
     "nothing": (lambda text: "", "cannot be read as packed results"),
     "no text": (lambda text: "\udcff", "cannot be read as packed results"),

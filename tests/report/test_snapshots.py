@@ -46,7 +46,7 @@ EIGENVALUES = {
 CALIBRATION = [
     row(metric="calibration", mean=1.02, theory=1.0, theory_error=0.0, difference=0.02, z=2.0, ratio_to_bayes=None),
     row(metric="calibration", algorithm="adam", n=0, mean=None, sem=None, theory=1.0, difference=None, z=None,
-        ratio_to_bayes=None, blank=["it claims no error of its own"]),
+        ratio_to_bayes=None, blank=["the algorithm claims no error"]),
 ]  # fmt: skip
 CURVE = {
     "problem": {"label": "attention-indexed softmax wishart(rho=0.5)"},

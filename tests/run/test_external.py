@@ -145,7 +145,7 @@ BAD = {
     "cut": (_packed(("estimate.npy", SOUND[:200])), "cannot be read as .npz"),
     "a head of nonsense": (_packed(("estimate.npy", SOUND[:10] + b"{" * 118)), "cannot be read as .npz"),
     "another head": (_packed(("estimate.npy", _npy(np.zeros((1, 30)), shape=(b"(1, 30)", b"(9, 99)")))), "got (9, 99)"),
-    "twice": (_packed(("estimate.npy", SOUND), ("estimate", SOUND)), "is in the file twice"),
+    "twice": (_packed(("estimate.npy", SOUND), ("estimate", SOUND)), "occurs twice in the file"),
     "an array alone": (lambda path: path.write_bytes(SOUND), "cannot be read as .npz"),
     "half a zip": (lambda path: path.write_bytes(_zip_bytes()[:-30]), "cannot be read as .npz"),
     "a bomb": (_packed(("estimate.npy", _npy(np.zeros((3000, 3000))))), "got (3000, 3000)"),

@@ -188,16 +188,16 @@ def _write(data):
 
 
 SPOILED = {
-    "torn": (lambda p: p.write_bytes(p.read_bytes()[:100]), "torn or not JSON"),
-    "empty": (_write(b""), "torn or not JSON"),
-    "not text": (_write(b"\xff\x00\xfe"), "torn or not JSON"),
-    "foreign": (_write(b'{"hello": "world"}'), "not a record of smimbench"),
-    "a list": (_write(b"[1, 2]"), "not a record of smimbench"),
+    "torn": (lambda p: p.write_bytes(p.read_bytes()[:100]), "the file is incomplete or not JSON"),
+    "empty": (_write(b""), "the file is incomplete or not JSON"),
+    "not text": (_write(b"\xff\x00\xfe"), "the file is incomplete or not JSON"),
+    "foreign": (_write(b'{"hello": "world"}'), "not a record written by smimbench"),
+    "a list": (_write(b"[1, 2]"), "not a record written by smimbench"),
     "hand-edited": (_edit(lambda r: r["metrics"].update(mse=[0.0, 0.0])), "digest does not match"),
     "a status made ok": (_edit(lambda r: r.update(status="failed")), "digest does not match"),
     "a key added": (_edit(lambda r: r.update(note="mine")), "digest does not match"),
-    "without digest": (_edit(lambda r: r.pop("digest")), "not a record of smimbench"),
-    "of the future": (_edit(lambda r: r.update(format=99)), "written in format 99"),
+    "without digest": (_edit(lambda r: r.pop("digest")), "not a record written by smimbench"),
+    "of the future": (_edit(lambda r: r.update(format=99)), "has format 99"),
     "another cell": (_edit(lambda r: r.update(cell=cell("b"), key=key("b")), seal=True), "renamed"),
     "the key of another cell": (_edit(lambda r: r.update(key=key("b")), seal=True), "its key is not that of the cell"),
     "a word for a number": (_edit(lambda r: r["metrics"].update(mse=["small"]), seal=True), "metrics.mse"),
@@ -297,11 +297,11 @@ def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
     assert store.read_shared() == {}
     said = dict(line.rsplit("/", 1)[1].split(": ", 1) for line in store.complaints)
     assert said == {
-        "deep.json": "torn or not JSON; not used",
-        "digits.json": "torn or not JSON; not used",
+        "deep.json": "the file is incomplete or not JSON; not used",
+        "digits.json": "the file is incomplete or not JSON; not used",
         "huge.json": "larger than 256 MB; not used",
-        "pipe.json": "not an ordinary file; not used",
-        "run.json": "not an ordinary file; not used",
+        "pipe.json": "not a regular file; not used",
+        "run.json": "not a regular file; not used",
     }
 
 

@@ -100,10 +100,10 @@ BAD = {
     "no problem": (GAMP + "\n[grid]\nalpha = 1.0\ndimension = 5\n", "problem", "[problem]"),
     "problem and problems": (ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n", "problem", "either"),
     "a sample ratio twice": (changed("[0.1, 0.3]", "[0.1, 0.3, 0.1]"), "grid.alpha: ",
-        "0.1 stands there twice, as entries 0 and 2"),
-    "a dimension twice": (changed("[30]", "[30, 30]"), "grid.dimension: ", "30 stands there twice"),
-    "a parameter twice": (changed("rho = 0.5", "rho = [1, 1.0]"), "problem.prior.rho: ", "1.0 stands there twice"),
-    "a metric twice": (ATTENTION + '[run]\nmetrics = ["mse", "mse"]\n', "run.metrics: ", "stands there twice"),
+        "0.1 is listed twice, as entries 0 and 2"),
+    "a dimension twice": (changed("[30]", "[30, 30]"), "grid.dimension: ", "30 is listed twice"),
+    "a parameter twice": (changed("rho = 0.5", "rho = [1, 1.0]"), "problem.prior.rho: ", "1.0 is listed twice"),
+    "a metric twice": (ATTENTION + '[run]\nmetrics = ["mse", "mse"]\n', "run.metrics: ", "is listed twice"),
     "an algorithm twice": (ATTENTION + GAMP + '\nlabel = "again"\n', "algorithms[1]", "the same as algorithms[0], 'gamp'"),
     "two problems with one label": (two_problems('label = "a"', 'channel = "linear"\nlabel = "a"'), "problems[1].label",
         "'a' is the label of problems[0] too"),
@@ -123,7 +123,7 @@ BAD = {
     "a date for a name": (changed('name = "attention-indexed"', "name = [1979-05-27]"), "problem.model.name",
         "must be a string, got datetime.date"),
     "the same time twice": (changed("tokens = 2", "tokens = [07:32:00, 07:32:00]"), "problem.model.tokens: ",
-        "datetime.time(7, 32) stands there twice, as entries 0 and 1"),
+        "datetime.time(7, 32) is listed twice, as entries 0 and 1"),
     # size
     "a million cells": (changed("seeds     = 2", "seeds = 1_000_000"), "grid", "2,000,000 cells"),
     "an axis of a million": (changed("rho = 0.5", f"rho = {[0.5] * 1001}").replace("tokens = 2", f"tokens = {[2] * 1001}"),
@@ -190,7 +190,7 @@ def test_an_axis_that_no_problem_reads_is_refused_and_its_own_can_be_set(tmp_pat
         tmp_path,
         f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\ngrid = {{ alpha = 0.7 }}\n[grid]\ndimension = 20\n{GAMP}\n",
     )
-    with pytest.raises(SuiteError, match=r"grid\.alpha: is used by no problem.*problems\[0\]\.grid\.alpha"):
+    with pytest.raises(SuiteError, match=r"grid\.alpha: is not used: every problem.*problems\[0\]\.grid\.alpha"):
         load_suite(path, overrides=["grid.alpha=[0.2]"])
     for key in ("problems[0].grid.alpha", "problems.0.grid.alpha"):
         assert load_suite(path, overrides=[f"{key}=[0.2]"]).plans[0].alphas == (0.2,)
@@ -365,7 +365,7 @@ def test_replicates_may_differ_from_dimension_to_dimension(tmp_path):
     assert len(load_suite(write_suite(tmp_path, own)).cells()) == 3 * 3 * 2 * 2
     with pytest.raises(SuiteError, match=r"grid.seeds.*2 numbers for 3 dimensions"):
         load_suite(write_suite(tmp_path, text.replace("[4, 2, 1]", "[4, 2]")))
-    with pytest.raises(SuiteError, match=r"grid.seeds.*used by no problem"):
+    with pytest.raises(SuiteError, match=r"grid.seeds.*is not used"):
         load_suite(write_suite(tmp_path, text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]")))
 
 

@@ -21,9 +21,9 @@ TOO_LARGE = {
         "problem.channel.beta: must be between 1e-09 and 8"),
     "noise": (SUITE, "problem.channel.noise=1e300", "problem.channel.noise: must be 0 or between"),
     "dimension": (SUITE, "grid.dimension=1000000000000", "grid.dimension[0]: must be less than or equal to 100000000"),
-    "memory": (SUITE, "grid.dimension=10000000", "grid: a cell takes up to"),
+    "memory": (SUITE, "grid.dimension=10000000", "grid: a cell needs up to"),
     "alpha": (SUITE, "grid.alpha=1e300", "grid.alpha[0]: must be at most 1e+09"),
-    "samples of all": (SUITE, "grid.alpha=1e9", "grid: a cell takes up to"),
+    "samples of all": (SUITE, "grid.alpha=1e9", "grid: a cell needs up to"),
     "components": (SUITE, "problem.channel.components=100000", "problem.channel.components: must be at most 64"),
     "seeds": (SUITE, "grid.seeds=1000000000000", "are more than grid.max_cells"),
 }  # fmt: skip
@@ -50,4 +50,4 @@ def test_a_signal_that_is_too_large_fails_its_cell_before_it_is_drawn(tmp_path):
         "run", suite, "--results", tmp_path / "r", "--set", "problem.prior.rho=1e6", "--no-figure", "--json"
     )
     assert done.returncode == 1
-    assert "rho: asks for a factor of 9.0e+08 numbers at D = 30" in done.stdout
+    assert "rho: needs a factor matrix with 9.0e+08 entries at D = 30" in done.stdout

@@ -35,7 +35,7 @@ def test_what_others_need_is_tested_first_and_they_are_skipped_in_one_line(capsy
     (tmp_path / "nan.py").write_text(NAN)
     code, out, _ = call(capsys, "check", "nan", "--plugins", tmp_path / "nan.py")
     assert code == 1
-    assert "posterior: mean (sequence-multi-index) is not made of finite numbers" in " ".join(out.split())
+    assert "posterior: mean (sequence-multi-index) contains numbers that are not finite" in " ".join(out.split())
     assert "not run, because shapes failed: samples, symmetry" in out
     assert len(out.splitlines()) < 20
     assert out.count("failed") == 3  # the check, the line of those that need it, the count
@@ -51,7 +51,7 @@ def test_a_channel_that_takes_no_model_says_what_it_raised(capsys, tmp_path):
     code, out, _ = call(capsys, "check", "bare", "--plugins", tmp_path / "bare.py", "--only", "shapes")
     assert code == 1
     words = " ".join(out.split())
-    assert "no model to check it with: forward raised TypeError: " in words
+    assert "there is no model to check the item with: forward raised TypeError: " in words
     assert "unexpected keyword argument 'rng'" in words
 
 

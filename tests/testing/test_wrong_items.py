@@ -307,7 +307,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (FramePeeker(), {"no_peeking": PEEKS}, ()),
     (ClosurePeeker(), {"no_peeking": PEEKS}, ()),
     (HeapPeeker(), {"no_peeking": PEEKS}, ()),
-    (Vandal(), {"data_unchanged": "modifies its data: data.labels have changed"}, "all"),
+    (Vandal(), {"data_unchanged": "modifies its input: data.labels has changed"}, "all"),
     (
         spoiled(Plain(), start=lambda *_: np.random.default_rng(7)),
         {"seed": SEED},

@@ -293,7 +293,7 @@ def _best_of(named: Named[Problem], alpha: float, loss: str, length: str) -> flo
     x = start = float(np.log(max(alpha, 1.0)))
     if not np.isfinite(tried(start)):
         raise ValueError(
-            f"the best penalty is not found at alpha = {alpha:g} by theory ({reasons[-1]}); give it as a number"
+            f"theory did not find the best penalty at alpha = {alpha:g} by theory ({reasons[-1]}); give it as a number"
         )
     while x > smallest:
         x = max(x - distance, smallest)

@@ -144,7 +144,7 @@ class Descent(Algorithm):
     def init(self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None) -> DescentState:
         """Initial iid N(0, 1) factor; with ``students``, so many on one leading axis, which see the same samples."""
         if self.online and data.fresh is None:
-            raise ValueError("online learning needs fresh samples, and this data has no source of them")
+            raise ValueError("online learning needs fresh samples, but none are available for this data set")
         xp, place, prior = namespace(data.inputs), matching(data.inputs), problem.prior
         basis: Any = prior.factor
         draws = [basis.draw(rng, problem.components, data.dimension, self.width) for _ in range(students or 1)]
@@ -248,7 +248,7 @@ class Descent(Algorithm):
         factor, memory
             After the step.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no rule for its step: no method 'move'")
+        raise NotImplementedError(f"{type(self).__name__} has no method 'move', the rule for its step")
 
     def normalisation(self, problem: Problem, data: Data, size: int) -> float:
         """Factor of the gradient of the loss summed over a batch of ``size`` samples: 1 over its sample ratio."""

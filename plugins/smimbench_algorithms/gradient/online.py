@@ -162,7 +162,7 @@ def follow(after: Callable[[Host, int], Host], gram: Host, P: int, wanted: Seque
             # NaN and infinity fail, too. Velocities are as much larger as they are slow to change.
             alive &= np.abs(gram[..., : 2 * P, : 2 * P]).max(axis=(-2, -1)) <= LARGEST
             if alive.mean() < least:
-                raise Diverges("overlaps grow without bound")
+                raise Diverges("the overlaps grow without bound")
             gram = np.where(alive[..., None, None], gram, 0.0)
             if step + 1 in marks:
                 kept.append(np.where(alive[..., None, None], gram, np.nan))

@@ -80,7 +80,7 @@ def label_matrices(channel: Any, labels: Array, root: Host, C: int, rng: np.rand
     found = channel.posterior(labels, omega, V, second_moment=True, rng=rng)
     moment = checked_posterior(found, omega).second_moment
     if moment is None:
-        raise ValueError(f"channel {channel.name!r} gives no second moment of its posterior")
+        raise ValueError(f"channel {channel.name!r} does not provide the second moment of its posterior")
     if not np.array_equal(root, np.eye(P)):
         inverse = xp.asarray(np.kron(np.linalg.inv(root), np.eye(C)), **place)
         flat = xp.reshape(moment, (-1, P * C, P * C))

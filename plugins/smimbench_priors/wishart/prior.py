@@ -203,7 +203,7 @@ class Wishart(Prior):
             If ``rho`` is 0.
         """
         if self.rho == 0:
-            raise ParameterError("rho", "must be > 0 for means over eigenvalues; 0 is a limit of theory only")
+            raise ParameterError("rho", "must be > 0 for means over eigenvalues; rho = 0 is a limit for theory only")
         weights, *law = observed_law(noise, self.rho, breaks)
         values = np.asarray(function(*law))
         total = weights.sum()
@@ -221,7 +221,7 @@ class Wishart(Prior):
         shape = (components, dimension, self._width(dimension) if width is None else width)
         if (numbers := math.prod(shape)) > MOST_NUMBERS:
             raise ParameterError(
-                "rho", f"asks for a factor of {numbers:.1e} numbers at D = {dimension}; lower rho or D"
+                "rho", f"needs a factor matrix with {numbers:.1e} entries at D = {dimension}; reduce rho or D"
             )
         return rng.standard_normal(shape)
 

@@ -62,7 +62,7 @@ def _in_rings(y: Array) -> Array:
 def check_labels(y: Array) -> None:
     """Raise ValueError if no symmetric matrix has one of the labels (n, T)."""
     if bool(namespace(y).any(_in_rings(y))):
-        raise ValueError("labels contradict each other: the row maxima of a symmetric matrix form no ring")
+        raise ValueError("impossible labels: the row maxima of a symmetric matrix cannot point at each other in a ring")
 
 
 def label_classes(tokens: int) -> tuple[Host, Host]:
