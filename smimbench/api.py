@@ -1,6 +1,4 @@
-"""The command line's main verbs as Python functions: ``run``, ``show``, ``theory``, ``load``, ``plot``,
-``extrapolate``; what they need is imported when they are called.
-"""
+"""The main commands as Python functions: ``run``, ``show``, ``theory``, ``load``, ``plot``, ``extrapolate``."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def run(
     progress: bool = False,
     on_record: Callable[[JsonObject], None] | None = None,
 ) -> list[JsonObject]:
-    """Run what is missing of a suite and return the rows of its table.
+    """Run the missing cells of a suite and return the rows of its table.
 
     Parameters
     ----------
@@ -110,7 +108,7 @@ def show(
 
 
 def _rows(suite: Suite, store: Store, backends: Sequence[str], *, solve: bool) -> list[JsonObject]:
-    """Rows of what is stored, their theory read or solved."""
+    """Rows of stored results, with theory read or solved."""
     import warnings
 
     from smimbench.report.results import Results
@@ -124,7 +122,7 @@ def _rows(suite: Suite, store: Store, backends: Sequence[str], *, solve: bool) -
 
 
 def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[JsonObject]:
-    """Rows of three dimensions or more continued to infinite dimension, where theory holds.
+    """Rows of three or more dimensions extrapolated to infinite dimension, where theory holds.
 
     Parameters
     ----------
@@ -197,7 +195,7 @@ def theory(
 
 @contextlib.contextmanager
 def _bar(name: str, total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """What advances a bar by one, if one is wanted."""
+    """Function that advances a progress bar by one, if a bar is wanted."""
     if not shown:
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""Text and bytes on disk: canonical JSON, errors as values and as printable lines, and files that appear whole or not at all."""
+"""File helpers: canonical JSON, printable errors, and files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def canonical_json(value: Any) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """What JSON can hold of an array, a NumPy number or a set.
+    """JSON value of an array, a NumPy number or a set.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def printable(value: Any, longest: int | None = None) -> str:
 
 
 def attempt(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, Exception | None]:
-    """What a call returns and None, or None and the error that it raised: for code of others, which may raise anything."""
+    """Call a function and return (result, None) or (None, error); for third-party code, which may raise anything."""
     try:
         return work(*arguments, **options), None
     except Exception as error:  # code of others; every caller reports the error or lets it decide
@@ -76,12 +76,12 @@ def attempt(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[
 
 
 def error_line(error: BaseException) -> str:
-    """Kind and message of an error on one line, whatever its ``__str__`` does."""
+    """Type and message of an error on one line, whatever its ``__str__`` does."""
     return f"{type(error).__name__}: {' '.join(printable(error, 2000).split()) or 'no message'}"
 
 
 def suggestion(word: str, known: Iterable[Any], shown: int = 40) -> str:
-    """``did you mean 'gamp'?``, or what there is to choose from."""
+    """Text such as ``did you mean 'gamp'?``, or the possible choices."""
     import difflib
 
     words = [str(one) for one in known]
@@ -105,7 +105,7 @@ def error_place(error: BaseException) -> str:
 
 
 def read_json(path: Path, largest: int = 1 << 28) -> Any:
-    """What an ordinary file of at most so many bytes holds.
+    """Read JSON from a regular file of at most this many bytes.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def remove_leftovers(folder: Path) -> int:
 
 
 def unless(errors: type[Exception], work: Callable[..., T], *arguments: Any) -> T | None:
-    """What ``work`` returns; None if it raises one of these errors, as for a file or a process that is gone by now."""
+    """Return the result of ``work``, or None if it raises one of these errors (as for a file that has vanished)."""
     try:
         return work(*arguments)
     except errors:
@@ -194,7 +194,7 @@ def unless(errors: type[Exception], work: Callable[..., T], *arguments: Any) -> 
 
 @contextlib.contextmanager
 def steady_folder() -> Iterator[None]:
-    """Afterwards the working folder is the one of before: a plugin that changes it must not move the results."""
+    """Context that restores the working folder afterwards, in case a plugin changes it."""
     before = os.getcwd()
     try:
         yield

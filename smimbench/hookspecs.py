@@ -1,4 +1,4 @@
-"""The hooks through which everything pluggable enters smimbench, what ships with it included.
+"""The hooks through which all items, shipped and third-party, are registered.
 
 A plugin is a module (or package) that implements one or more of these functions with the marker ``hookimpl`` and is
 found through an entry point of the group ``smimbench``, or handed over as a file. Each hook receives ``register``; call
@@ -40,22 +40,22 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def smimbench_register_models(register: Callable[[type[Any]], None]) -> None:
-    """Register models: how the signal meets the inputs (see ``smimbench.interfaces.Model``)."""
+    """Register models: how signal and inputs form the latents (see ``smimbench.interfaces.Model``)."""
 
 
 @hookspec
 def smimbench_register_channels(register: Callable[[type[Any]], None]) -> None:
-    """Register channels: how the latents become the label (see ``smimbench.interfaces.Channel``)."""
+    """Register channels: how the latents determine the label (see ``smimbench.interfaces.Channel``)."""
 
 
 @hookspec
 def smimbench_register_priors(register: Callable[[type[Any]], None]) -> None:
-    """Register priors: the law of the signal (see ``smimbench.interfaces.Prior``)."""
+    """Register priors: distributions of the signal (see ``smimbench.interfaces.Prior``)."""
 
 
 @hookspec
 def smimbench_register_metrics(register: Callable[[type[Any]], None]) -> None:
-    """Register metrics: numbers that say how good an estimate is (see ``smimbench.interfaces.Metric``)."""
+    """Register metrics: numbers that measure the quality of an estimate (see ``smimbench.interfaces.Metric``)."""
 
 
 @hookspec

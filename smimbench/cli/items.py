@@ -52,7 +52,7 @@ def list_items(request: Request, kind: str | None) -> int:
 
 @command(click.Argument(["topic"], type=click.Choice(["columns"])), JSON, name="help", of_a_suite=False)
 def explain(request: Request, topic: str) -> int:
-    """What the columns of the tables mean."""
+    """Explain the columns of the tables."""
     from smimbench.report.columns import columns_document, print_columns
 
     request.answer(columns_document(), print_columns)
@@ -149,7 +149,7 @@ def doctor(request: Request, ceilings: bool) -> int:
 
 
 def _read_parameters(settings: Iterable[str]) -> JsonObject:
-    """``KEY=VALUE`` with values as in a suite; what is no TOML is a string."""
+    """Parse ``KEY=VALUE`` options with values as in a suite; a value that is not TOML is taken as a string."""
     import tomllib
 
     from smimbench.testing import CheckError
@@ -169,7 +169,7 @@ def _read_parameters(settings: Iterable[str]) -> JsonObject:
 def _run_checks(
     request: Request, names: Sequence[str], only: Sequence[str], seed: int, parameters: JsonObject
 ) -> list[JsonObject]:
-    """One object per item with all its outcomes; each is printed as it comes where there is a console."""
+    """Run checks and return one object per item with all outcomes; each is printed at once if there is a console."""
     from smimbench import testing
     from smimbench.registry.parameters import parameters_of
 
@@ -202,7 +202,7 @@ def _run_checks(
 
 
 def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
-    """Status, check and message on a line; what the check means where it failed."""
+    """Print a check's status, name and message on one line, and its meaning if it failed."""
     from rich.table import Table
     from rich.text import Text
 
@@ -222,7 +222,7 @@ def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
 
 
 def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
-    """How many checks ended how, after a line for all that were not run."""
+    """Print how many checks ended with each status, after a line for all that were not run."""
     from smimbench.testing.core import NOT_RUN
 
     left = [one for one in document["checks"] if one["message"].startswith(NOT_RUN)]
@@ -237,7 +237,7 @@ def _about(check: Check) -> JsonObject:
 
 
 def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
-    """The checks of every kind, with what a failure means."""
+    """Print the checks for every kind of item, with the meaning of a failure."""
     from rich.table import Table
 
     from smimbench.report.columns import titled

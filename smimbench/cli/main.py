@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _exit_code_of(arguments: Sequence[str] | None) -> int:
-    """Exit code of a command, after saying in one line what went wrong."""
+    """Run a command, report an error in one line, and return the exit code."""
     if sys.stdout is None:
         complain("standard output is closed; send it to a file, a pipe or /dev/null")
         return BAD_INPUT
@@ -70,7 +70,7 @@ def _exit_code_of(arguments: Sequence[str] | None) -> int:
 
 
 def _silence() -> None:
-    """Nothing more goes to standard output, whose buffer would raise once more when Python ends."""
+    """Discard further standard output, so that Python's final flush of a closed pipe raises no error."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -88,13 +88,13 @@ def _foreseeable() -> tuple[type[Exception], ...]:
 
 
 class _Commands(click.Group):
-    """Commands in the order in which a new user needs them."""
+    """Command group that lists commands in the order in which a new user needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The first sentence of each command, whole."""
+        """List the commands in the help, each with its whole first sentence."""
         with formatter.section("Commands"):
             formatter.write_dl([(n, (c.help or "").partition("\n\n")[0]) for n, c in self.commands.items()])
 

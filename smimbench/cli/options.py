@@ -1,6 +1,4 @@
-"""What commands share: options, the request (plugins, suites, result folders by name),
-and how a remark is printed.
-"""
+"""Shared by all commands: options, the request (suite, plugins, results folder), and printing of remarks."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def complain(line: str) -> None:
 
 
 def make_console(*, error: bool = False) -> Console:
-    """A console for a terminal, or as wide as COLUMNS. Rich markup and terminal escapes in texts have no effect."""
+    """Make a console for a terminal, or as wide as COLUMNS. Rich markup and terminal escapes in texts have no effect."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -66,7 +64,7 @@ def print_json(document: Any) -> None:
 
 @contextlib.contextmanager
 def only_json() -> Iterator[None]:
-    """Reserve standard output for the document; what plugins print goes to standard error."""
+    """Reserve standard output for the JSON document; what plugins print goes to standard error."""
     token = _OUT.set(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -79,35 +77,35 @@ _OUT: contextvars.ContextVar[Any] = contextvars.ContextVar("out", default=None)
 
 
 def option(text: str, *names: str, **more: Any) -> click.Option:
-    """An option with a value, whose default the help shows."""
+    """Define an option with a value, whose default the help shows."""
     return click.Option(names, help=text, show_default="default" in more, **more)
 
 
 def flag(text: str, *names: str) -> click.Option:
-    """An option without a value."""
+    """Define an option without a value."""
     return option(text, *names, is_flag=True)
 
 
 def several(text: str, metavar: str, *names: str) -> click.Option:
-    """An option that may be repeated."""
+    """Define an option that may be repeated."""
     return option(text, *names, multiple=True, metavar=metavar)
 
 
 def output_option(text: str, *, folder: bool = False, required: bool = True) -> click.Option:
-    """Where to write: a file or a folder."""
+    """Define the option for the output path: a file or a folder."""
     where = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
     return option(text, "--output", type=where, required=required, callback=_with_a_name)
 
 
 def _with_a_name(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    """An empty word is the path of the working folder, which is no file; click takes it for one that is not there yet."""
+    """Reject an empty output path, which click would accept as the working folder."""
     if path is not None and not path.name:
         raise click.BadParameter("is empty; it must name what to write", ctx, param)
     return path
 
 
 def _complete_suite(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Shipped suites for a shell, and its own completion of paths."""
+    """Shell completion of suites: shipped names, and paths by the shell itself."""
     from smimbench.suite.reader import shipped_suites
 
     names = [CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)]
@@ -115,14 +113,14 @@ def _complete_suite(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]
-    """A number with a unit, as ``90s``, ``2h`` or ``4GB``; a bare number counts in the first of the units."""
+    """Option type for a number with a unit, such as ``90s``, ``2h`` or ``4GB``; a bare number is in the first unit."""
 
     def __init__(self, name: str, units: dict[str, float]) -> None:
         self.name = name
         self.units = units
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """In the smallest unit, seconds or bytes."""
+        """Convert the text to the smallest unit (seconds or bytes)."""
         found = re.fullmatch(
             rf"([0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)\s*({'|'.join(self.units)}|)", str(value).strip(), re.IGNORECASE
         )
@@ -158,7 +156,7 @@ _OF_A_SUITE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options that commands share: which suite, with which changes and plugins, and how to answer."""
+    """Options shared by commands: the suite with its changes, the plugins, and the form of the output."""
 
     quiet: bool
     as_json: bool = False
@@ -191,7 +189,7 @@ class Request:
             complain_of(plugins[known:])  # of ./plugins, if the suite asks for it
 
     def settings(self) -> Settings | None:
-        """The one run that a folder of results holds; None where a suite is named instead.
+        """The only run in a results folder; None if a suite is named instead.
 
         Raises
         ------
@@ -214,14 +212,14 @@ class Request:
         raise SuiteError(self.name, "", why_none(folder))
 
     def store(self, suite: Suite) -> Store:
-        """Records of a suite: in the folder of that name, or under ``--results``."""
+        """Store with the records of a suite: the named results folder, or the suite's folder under ``--results``."""
         from smimbench.run.store import Store
 
         found = self.settings()
         return Store(self.results / suite.name) if found is None else found.store
 
     def theory(self, folder: Path | None = None, deadline: float | None = None, *, solve: bool = True) -> GuardedTheory:
-        """Answers of theory in a folder (default: the one under ``--results``, which all suites share)."""
+        """Stored theory results under ``--results``, shared by all suites."""
         from smimbench.run.theory_guard import GuardedTheory
 
         cache = GuardedTheory(folder or self.results / "theory", deadline)
@@ -230,24 +228,24 @@ class Request:
         return cache
 
     def options(self) -> list[str]:
-        """The same changes, part and plugins for another command, as words of a shell."""
+        """Options of this request (changes, part, plugins) as shell words, for use with another command."""
         from smimbench.registry.registry import get_registry
 
         given = {"--set": self.overrides, "--only": self.only, "--plugins": get_registry().paths}
         return [word for option, values in given.items() for value in values for word in (option, str(value))]
 
     def typed(self, command: str) -> str:
-        """Another command on the same suite, with the same options and folder of results."""
+        """Text of another command on the same suite, with the same options and results folder."""
         results = [] if self.results == Path("results") else ["--results", str(self.results)]
         return shlex.join(["smimbench", command, self.name, *results, *self.options()])
 
     def remark(self, lines: Iterable[str]) -> None:
-        """Lines on standard error, unless the user wants none."""
+        """Print lines on standard error, unless the user disabled them."""
         for line in () if self.quiet else lines:
             complain(line)
 
     def answer(self, document: Any, show: Callable[[Console, Any], None]) -> None:
-        """The document as JSON, or as ``show`` puts it on a terminal."""
+        """Print the document as JSON, or as tables for a terminal."""
         if self.as_json:
             print_json(document)
         else:
@@ -257,7 +255,7 @@ class Request:
 def command(
     *parameters: click.Parameter, name: str | None = None, of_a_suite: bool = True
 ) -> Callable[[Callable[..., int]], click.Command]:
-    """A command with these parameters and those of every command, called with a ``Request`` and what is its own."""
+    """Define a command with its own parameters and the shared ones; it is called with a ``Request`` and its own."""
     shared = (*_EVERY_COMMAND, *(_OF_A_SUITE if of_a_suite else ()))
 
     def decorate(function: Callable[..., int]) -> click.Command:
@@ -279,7 +277,7 @@ def command(
 
 
 def _spare_the_suite(name: str | None, output: Path | None) -> None:
-    """Refuse to write over the suite that is read."""
+    """Raise an error if the output path is the suite file that is being read."""
     if name and output is not None and output.is_file() and os.path.exists(name) and output.samefile(name):
         raise click.BadParameter(f"{output} is the suite itself; name another file", param_hint="--output")
 
@@ -297,7 +295,7 @@ def _load_plugins(paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool)
 
 
 def complain_of(plugins: Iterable[Plugin]) -> None:
-    """Say which plugins were not loaded, and why."""
+    """Print which plugins could not be loaded, and why."""
     for plugin in plugins:
         if plugin.failed:
             complain(f"plugin {plugin.name} ({plugin.origin}) was not loaded: {'; '.join(plugin.problems)}")

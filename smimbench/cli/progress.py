@@ -1,4 +1,4 @@
-"""How far a run or a theory is, on standard error: bars on a terminal, now and then a line in a file or pipe."""
+"""Progress of a run or of theory on standard error: bars on a terminal, occasional lines in a file or pipe."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ PATIENCE = 2.0
 
 
 class Interrupted(click.Abort):
-    """Ctrl-C; the message says what is kept."""
+    """Raised at Ctrl-C; the message says what has been stored."""
 
 
 class RunProgress(NamedTuple):
-    """What a campaign calls: with every record, and several times a second with what is being run."""
+    """Interface for reporting progress of a campaign, called with every record and several times a second."""
 
     on_record: Callable[[JsonObject], None]
     on_look: Callable[[list[Underway]], None]
 
 
 class _Bars:
-    """Bars by name; on a narrow terminal names and notes give way to numbers."""
+    """Progress bars by name; on a narrow terminal, names and notes are shortened to make room for numbers."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -58,13 +58,13 @@ class _Bars:
         self.tasks: dict[Any, TaskID] = {}
 
     def show(self, key: Any, name: str, count: str, done: int = 0, total: int | None = None, note: str = "") -> None:
-        """Add or update a bar, which moves to and fro where there is no total."""
+        """Add or update a progress bar, which moves to and fro if the total is unknown."""
         if key not in self.tasks:
             self.tasks[key] = self.display.add_task(name, count=count, note=note)
         self.display.update(self.tasks[key], completed=done, total=total, count=count, note=note)
 
     def keep_only(self, keys: Iterable[Any]) -> None:
-        """Remove all others."""
+        """Remove all other bars."""
         for key in self.tasks.keys() - set(keys):
             self.display.remove_task(self.tasks.pop(key))
             self.display.refresh()
@@ -72,7 +72,7 @@ class _Bars:
 
 @contextlib.contextmanager
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
-    """Say how far a campaign is, and which cells take long."""
+    """Report how far a campaign is, and which cells take long."""
     if silent:
         yield RunProgress(lambda record: None, lambda underway: None)
         return
@@ -80,7 +80,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
     said: set[tuple[str, str]] = set()
 
     def report(record: JsonObject) -> None:
-        """Print why a cell did not end well; what repeats, for its first cell only."""
+        """Print why a cell did not end well; a repeated reason is printed for its first cell only."""
         reason = "ok" if record["status"] == "ok" else reason_of(record)
         kind = (record["algorithm"], kind_of(reason))
         if reason != "ok" and kind not in said:
@@ -123,7 +123,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
 
 @contextlib.contextmanager
 def theory_progress(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[Callable[[Stage], None]]:
-    """Say what of a theory is being solved; ``kept`` is asked when Ctrl-C is pressed.
+    """Report which theory is being solved; ``kept`` is called at Ctrl-C to say what has been stored.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def theory_progress(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[Calla
 
 
 def _where(stage: Stage) -> str:
-    """Nodes in use and where the curve has arrived, or what the stage notes."""
+    """Number of nodes used and the current position on the curve, or the note of this stage."""
     nodes, alpha = stage.progress.nodes, stage.progress.alpha
     reached = "" if alpha is None else f", curve at alpha {alpha:.4g}"
     return f"{_count(nodes, 'node')}{reached}" if nodes else stage.note
@@ -180,7 +180,7 @@ def _iterations(underway: Underway) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """``0:05``, ``12:34``, ``1:02:03``."""
+    """Duration as text: ``0:05``, ``12:34``, ``1:02:03``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""Results of a suite as commands show them: with verdict, remarks, figures and exit code."""
+"""Results of a suite for commands: collected with their theory, stored as a table, presented with verdict and figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAID = ".said"
 
 
 def stored_results(request: Request, backends: Sequence[str] = (), *, or_others: bool = False) -> Results:
-    """Results of a suite on these backends (none: all there are); an error if there are none."""
+    """Stored results of a suite on these backends (none: all backends); an error if there are none."""
     from smimbench.report.results import Results
     from smimbench.run.campaign import changed_code
     from smimbench.run.store import theory_folder
@@ -46,7 +46,7 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, or_others:
 
 
 def remark_missing_theory(results: Results, request: Request) -> None:
-    """Say which command solves the theory that was asked for and is not stored."""
+    """Print which command solves theory that was requested but is not stored."""
     if results.cache.is_missing:
         request.remark([f"not all theory of this is stored; '{request.typed('theory')}' solves it"])
 
@@ -80,7 +80,7 @@ def save_charts(charts: Iterable[Chart], folder: Path) -> list[Path]:
 
 
 def _not_said_before(suite: Suite, store: Store, remarks: list[str]) -> list[str]:
-    """These remarks, or none where the same were made when these settings were last shown, of the same code."""
+    """These remarks, or none if they were already printed the last time these settings were shown with the same code."""
     from smimbench.run.store import options_of
 
     mark, which = store.folder / SAID, options_of(suite)
@@ -97,7 +97,7 @@ def _not_said_before(suite: Suite, store: Store, remarks: list[str]) -> list[str
 
 
 def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -> str:
-    """What is missing, under which settings there is something, and how to get it."""
+    """Message on missing results: under which settings there are results, and how to get the missing ones."""
     from smimbench.run.store import options_of, settings_of_suite
 
     asked = options_of(suite)
@@ -114,7 +114,7 @@ def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -
 
 
 def kept_document(request: Request, reason: str) -> JsonObject | None:
-    """The table of a finished run whose suite cannot be read any more, because an item is missing; with a remark."""
+    """Stored table, with a remark, of a finished run whose suite cannot be read because an item is missing."""
     from smimbench.report.packed import TABLE, read_packed
     from smimbench.run.store import settings_under
     from smimbench.suite import SuiteError
@@ -136,7 +136,7 @@ def kept_document(request: Request, reason: str) -> JsonObject | None:
 
 
 def present(results: Results, request: Request, *, figure: bool, full: bool = False, keep: bool = False) -> int:
-    """Verdict and tables (or JSON), figures and the exit code."""
+    """Print verdict and tables (or JSON), draw figures, and return the exit code."""
     from smimbench.report.packed import TABLE, write_packed
     from smimbench.run.store import Store
 
@@ -150,7 +150,7 @@ def present(results: Results, request: Request, *, figure: bool, full: bool = Fa
 
 
 def present_document(document: JsonObject, request: Request, folder: Path, *, full: bool = False) -> int:
-    """What ``show`` prints of a document, and the exit code."""
+    """Print a document as ``show`` does, and return the exit code."""
     from smimbench.backend import machine
     from smimbench.report import tables
     from smimbench.report.verdict import verdict_line
@@ -216,7 +216,7 @@ _ENDED = {"failed": "failed", "diverged": "diverged", "not-converged": "did not 
 
 
 def _reasons(rows: Sequence[JsonObject]) -> list[str]:
-    """A line for every way in which cells of an algorithm did not end well, and how many cells ended so at all."""
+    """One line for every reason why cells of an algorithm did not end well, with the number of cells."""
     from smimbench.report.labels import kind_of, place
 
     cells: Counter[tuple[str, str]] = Counter()
@@ -239,7 +239,7 @@ def _reasons(rows: Sequence[JsonObject]) -> list[str]:
 
 
 def _moving(rows: Sequence[JsonObject]) -> list[str]:
-    """A line for every algorithm and problem whose error still moved at the last step, where it moved most."""
+    """One line per algorithm and problem whose error was still changing at the last step, where it changed most."""
     most: dict[tuple[str, str], JsonObject] = {}
     moving = [row for row in rows if row.get("still_moving")]
     for row in sorted(moving, key=lambda row: abs(row["still_moving"]["change"])):
@@ -268,7 +268,7 @@ def _draw_figures(results: Results, *, silent: bool) -> None:
 
 
 def name_figures(paths: Iterable[Path]) -> None:
-    """Say where figures are."""
+    """Print the paths of the figures."""
     for path in paths:
         if path.suffix == ".png":
             click.echo(f"figure:  {path} (and .svg, .pdf, .csv)")

@@ -1,6 +1,4 @@
-"""The cells of a suite: ``run``, with progress and then its tables; ``slurm``, which writes the script of a job array; ``data``
-and ``score`` for solvers in any language.
-"""
+"""Commands that run cells of a suite: ``run``, ``slurm`` (a job array), ``data`` and ``score`` for external solvers."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ def run(
     full: bool,
     **how: Any,
 ) -> int:
-    """Run what is missing of a suite, then show tables and draw figures.
+    """Run the missing cells of a suite, then show tables and draw figures.
 
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to go on.
@@ -137,7 +135,7 @@ def run(
 
 
 def _part_of_suite(text: str | None) -> Shard | None:
-    """The part that is asked for, or that of this task of a job array."""
+    """The requested part of the suite, or the part of this task of a job array."""
     from smimbench.run.cost import array_shard, read_shard
 
     if text is None:
@@ -149,7 +147,7 @@ def _part_of_suite(text: str | None) -> Shard | None:
 
 
 def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
-    """How the cells of one part ended; tables wait until all parts are there."""
+    """Print how the cells of one part ended; tables are printed once all parts are finished."""
     records = campaign.store.load()
     keys = {cell.key for cell in campaign.cells}
     ended = Counter(record["status"] for record in records.values() if record["key"] in keys)

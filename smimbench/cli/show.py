@@ -1,6 +1,4 @@
-"""What has been run, what theory says, and whether both are what they say: the commands ``show``, ``theory``, ``report``,
-``compare`` and ``verify``.
-"""
+"""Commands that show and verify results: ``show``, ``theory``, ``report``, ``compare`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def theory(
     verify: bool,
     resolve: float,
 ) -> int:
-    """The Bayes-optimal curve, thresholds and their errors; no simulation.
+    """Compute the Bayes-optimal curve and thresholds with their errors; no simulation.
 
     Every answer, and every costly node on the way to it, is kept in the folder theory under --results, where run, show and report
     read it, with what they need for runs that are stored: stop at any time and run the same command again to go on.
@@ -133,7 +131,7 @@ def theory(
 
 
 def _solve_of_runs(request: Request, suite: Suite) -> None:
-    """Solve what tables and figures of stored runs read: at the sample ratios really used, from their starts."""
+    """Solve the theory that tables and figures of stored runs need, at their actual sample ratios and starts."""
     from smimbench.report.results import Results
     from smimbench.run.store import theory_folder
 
@@ -175,7 +173,7 @@ def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None)
 def show(
     request: Request, as_csv: bool, markdown: bool, backends: tuple[str, ...], pack: Path | None, full: bool
 ) -> int:
-    """The verdict, then error-against-theory and runtime tables of what has been run."""
+    """Show the verdict, then error-against-theory and runtime tables of what has been run."""
     from smimbench.report import text_files
     from smimbench.report.packed import write_packed
 
@@ -192,7 +190,7 @@ def show(
 
 
 def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, JsonObject, Path]:
-    """What is shown of a suite, of a folder of results or of a file of packed ones; its ``run.json``; and where it lies."""
+    """The table, ``run.json`` and location of a suite, a results folder or a file of packed results."""
     from smimbench.report.packed import read_packed
     from smimbench.run.store import Store
     from smimbench.suite import SuiteError
@@ -217,7 +215,7 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
 
 @command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)
 def report(request: Request, output: Path) -> int:
-    """One self-contained HTML page: tables, figures, machine, suite."""
+    """Write one self-contained HTML page: tables, figures, machine, suite."""
     from smimbench.files import check_writable, write_atomically
     from smimbench.report.page import NEEDS, render_page
     from smimbench.run.store import Store
@@ -240,7 +238,7 @@ Runs = dict[tuple[str, str], tuple[Path, "Callable[[], list[JsonObject]]"]]
 
 
 def _runs_in(path: Path, request: Request) -> Runs:
-    """What was run in a folder of results, or is in files of packed ones."""
+    """All runs in a results folder, or in files of packed results."""
     from smimbench.report.packed import packed_under, read_packed
     from smimbench.run.store import settings_under, why_none, words_of
 
@@ -271,7 +269,7 @@ def _runs_in(path: Path, request: Request) -> Runs:
     JSON,
 )
 def compare(request: Request, before: Path, after: Path, fail_over: float | None) -> int:
-    """Two result folders, worst first, with a verdict.
+    """Compare two results folders, worst change first, with a verdict.
 
     Either may be a file that show --pack wrote, or a folder of such files: nothing is run again.
     """

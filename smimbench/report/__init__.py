@@ -1,1 +1,1 @@
-"""What a reader sees: rows, tables, figures."""
+"""Presentation of results: rows, tables, figures."""

@@ -1,6 +1,4 @@
-"""What is installed, for ``list``, ``info``, ``plugins`` and ``doctor``, printed and as JSON: items, their parameters, plugins,
-and whether this machine is ready.
-"""
+"""Installed items, their parameters and plugins, as printed and as JSON by ``list``, ``info`` and ``plugins``."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ _INFO = (
 
 
 def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
-    """Items of a kind in the plural (None: all kinds, and suites)."""
+    """Items of a kind given in the plural (None: all kinds, and suites), as JSON."""
     found: dict[str, list[JsonObject]] = {}
     for name in KINDS:
         if kind in (None, f"{name}s"):
@@ -78,7 +76,7 @@ def _suite_document(name: str) -> JsonObject:
 
 
 def info_documents(name: str) -> list[JsonObject]:
-    """Everything about all items and suites of a name (the same name may stand for several kinds or models)."""
+    """Full description of all items and suites of a name, which may stand for several kinds or models."""
     distribution, _, plain = name.rpartition(":")
     documents = [
         {
@@ -100,7 +98,7 @@ def info_documents(name: str) -> list[JsonObject]:
 
 
 def _own_theory(entry: Entry) -> dict[str, str]:
-    """Documentation of the prediction of an algorithm, or why it has none."""
+    """Documentation of an algorithm's prediction, or the reason why it has none."""
     if entry.kind != "algorithm":
         return {}
     ask = entry.item.theory
@@ -139,7 +137,7 @@ def plugin_documents() -> list[JsonObject]:
 
 
 def print_items(console: Console, documents: dict[str, list[JsonObject]]) -> None:
-    """A short table per kind."""
+    """Print a short table of items per kind."""
     for kind, items in documents.items():
         console.print(make_table(kind, SUITES if kind == "suites" else ITEMS, items, padding=1))
         console.print()
@@ -169,7 +167,7 @@ SUITES = [
 
 
 def print_info(console: Console, documents: list[JsonObject]) -> None:
-    """One page per item."""
+    """Print one page per item."""
     for document in documents:
         console.rule(f"{document['kind']} {document['name']}", align="left")
         for key in _INFO:
@@ -194,7 +192,7 @@ def print_info(console: Console, documents: list[JsonObject]) -> None:
 
 
 def print_plugins(console: Console, documents: list[JsonObject]) -> None:
-    """What became of each plugin."""
+    """Print for each plugin whether it was loaded."""
     for document in documents:
         style = {"loaded": "green", "failed": "bold red"}.get(document["status"], "yellow")
         where = f"{document['distribution']} {document['version']}".strip()

@@ -31,7 +31,7 @@ SYMBOLS = dict(zip("osD^vPX*<>hp_", ("circle", "square", "diamond", "triangle-up
 
 
 def table(about: Mapping[str, Any], **columns: Iterable[Any]) -> list[JsonObject]:
-    """Rows of a CSV: what they have in common, and columns; without points that have no value."""
+    """Rows of a CSV from shared values and columns, without points that have no value."""
     lists = [np.asarray(values).tolist() for values in columns.values()]
     rows = [{**about, **dict(zip(columns, values))} for values in zip(*lists)]
     return [row for row in rows if row.get("value") == row.get("value")]  # no NaN
@@ -39,7 +39,7 @@ def table(about: Mapping[str, Any], **columns: Iterable[Any]) -> list[JsonObject
 
 @dataclass(frozen=True)
 class Series:
-    """A line, marks with error bars, or bars.
+    """One data series of a figure: a line, marks with error bars, or bars.
 
     ``style`` is that of Matplotlib, ``rows`` what the CSV holds, ``algorithm`` whose it is. Without a name it is in no legend and
     not on the page; ``hidden`` keeps it out of the drawing. Of ``bars``, ``x`` are the edges.
@@ -60,7 +60,7 @@ class Series:
 
 @dataclass
 class Panel:
-    """Series on two axes.
+    """One panel of a figure: series on two axes.
 
     ``zero``: where the axis of an error, then logarithmic, ends at its zero; it goes up to ``top`` at least. ``cap``: none goes
     higher. ``from_zero``: a linear one begins at 0. ``extra`` are rows of the CSV without a series.
@@ -98,7 +98,7 @@ class Chart:
 
     @property
     def rows(self) -> list[JsonObject]:
-        """What the CSV holds."""
+        """Rows of the figure's CSV."""
         return [row for p in self.panels for rows in (*(s.rows for s in p.series), p.extra) for row in rows]
 
 
@@ -121,7 +121,7 @@ def draw(chart: Chart) -> Any:
 
 
 def save(chart: Chart | None, folder: Path) -> list[Path]:
-    """Write a chart as PNG, SVG, PDF and CSV; nothing where there is none."""
+    """Write a chart as PNG, SVG, PDF and CSV; do nothing if there is no chart."""
     return [] if chart is None else save_figure(draw(chart), folder, chart.name, chart.rows, chart.caption)
 
 
@@ -236,7 +236,7 @@ def _trace(series: Series, many: bool) -> JsonObject:
 
 
 def _dash(dashes: Any) -> str:
-    """Plotly's word for the dashes of a figure."""
+    """Plotly's name for a dash style of the figures."""
     if isinstance(dashes, str):
         return {"-": "solid", "--": "dash", "-.": "dashdot"}.get(dashes, "dot")
     return ",".join(f"{2 * length}px" for length in dashes[1])

@@ -1,6 +1,4 @@
-"""The columns of all tables: what each means and how its cells are written; tables for a terminal, for HTML, and the page
-docs/columns.md.
-"""
+"""The columns of all tables (meaning and text of cells), and tables for a terminal, for HTML and for docs/columns.md."""
 
 from __future__ import annotations
 
@@ -73,12 +71,12 @@ def signed(value: float | None, form: str, large: float, form_of_large: str) -> 
 
 
 def marked_z(z: float | None, n: int | None) -> str:
-    """z, marked where few runs make its standard error a guess."""
+    """Text of z, marked by ``?`` where few runs make its standard error unreliable."""
     return signed(z, ".1f", 1000, ".0e") + ("?" if z is not None and n is not None and n < FEW else "")
 
 
 def statuses(row: Mapping[str, Any]) -> Text:
-    """All statuses of a row, anything but ok in color, and how many of the runs still moved at their last step."""
+    """All statuses of a row (in color unless ok), and how many runs were still changing at their last step."""
     text = Text()
     for i, (name, count) in enumerate(sorted(row["status_counts"].items(), key=lambda kv: kv[0] != "ok")):
         text.append(" " if i else "").append(f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red")
@@ -88,7 +86,7 @@ def statuses(row: Mapping[str, Any]) -> Text:
 
 
 def ratio_words(one: Mapping[str, Any]) -> str:
-    """Error over the optimal one, with its standard error where that is known; blank where there is none."""
+    """Error divided by the optimal error, with its standard error if known; blank if there is none."""
     ratio, error = one["ratio_to_bayes"], one.get("ratio_error")
     if ratio is None or error is None:
         return percent(ratio, ".4g")
@@ -97,7 +95,7 @@ def ratio_words(one: Mapping[str, Any]) -> str:
 
 
 def percent(value: float | None, form: str = ".0%") -> str:
-    """A share; blank for none."""
+    """A share as a percentage; blank for none."""
     return "" if value is None else format(value, form)
 
 
@@ -107,7 +105,7 @@ def _near(row: Mapping[str, Any], epsilon: str = "0.05") -> JsonObject:
 
 
 def never(near: Mapping[str, Any]) -> str:
-    """In place of a time to come near the optimal error; blank where that is not known."""
+    """Text in place of a time to reach the optimal error; blank if it is not known whether a run reached it."""
     return "" if near["fraction"] is None else "never"
 
 
@@ -123,7 +121,7 @@ def _of_peak(row: Mapping[str, Any]) -> str:
 
 
 def _z(row: Mapping[str, Any]) -> float | None:
-    """Distance from the prediction; from the optimal value where nothing else is predicted."""
+    """Standardized distance from the prediction, or from the optimal value if there is no other prediction."""
     predicted = row.get("own_theory") is not None or row.get("no_theory")
     found: float | None = row.get("own_z") if predicted else row["z"]
     return found
@@ -151,7 +149,7 @@ def _change(entry: Mapping[str, Any]) -> str:
 
 
 def one_digit(error: float | None) -> str:
-    """A numerical error; blank for none."""
+    """A numerical error with one digit; blank for none."""
     return "" if error is None else f"{error:.0e}" if error else "0"
 
 
@@ -316,7 +314,7 @@ _KNOWN = {column.heading: column for columns in COLUMNS.values() for column in c
 
 
 def _laid_out(columns: Iterable[str | Column], rows: Sequence[Any]) -> list[tuple[Column, str, list[str | Text]]]:
-    """Columns with their headings for these rows and all their cells; those that say nothing are left out."""
+    """Columns with their headings and cells for these rows, without columns that would be empty."""
     if not rows:
         return []
     texts = {"algorithm": names_with_backend(rows)} if "backend" in rows[0] else {}
@@ -337,7 +335,7 @@ def _laid_out(columns: Iterable[str | Column], rows: Sequence[Any]) -> list[tupl
 def make_table(
     title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = "", padding: int = 0
 ) -> RenderableType:
-    """A table of the one style of this package, ``padding`` blanks between its columns.
+    """A table in this package's style, with ``padding`` blanks between its columns.
 
     Parameters
     ----------
@@ -370,7 +368,7 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
 
 
 class Whole:
-    """A table that is never narrower than its columns: on a narrow screen it reaches beyond, and no column is left out."""
+    """A table never narrower than its columns; on a narrow screen it extends beyond the edge."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -390,7 +388,7 @@ def html_table(
     about: Callable[[Any], Mapping[str, str]] = lambda row: {},
     more: Callable[[Any], Sequence[str]] = lambda row: (),
 ) -> str:
-    """A table whose headings sort it; texts of others as they are written.
+    """An HTML table that is sorted by clicking a heading; text from users is escaped.
 
     Parameters
     ----------

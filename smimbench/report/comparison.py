@@ -1,4 +1,4 @@
-"""Two sets of rows, worst first, for ``compare``: change of error and time, better or worse, and whether a limit is exceeded."""
+"""Comparison of two tables for ``compare``: changes of error and time, worst first, and whether a limit is exceeded."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def compare_rows(before: Sequence[JsonObject], after: Sequence[JsonObject]) -> l
 
 
 def _compared_place(row: JsonObject) -> tuple[Any, ...]:
-    """What was measured, whatever its label: problem and algorithm without versions, and where on the grid."""
+    """What a row measures, apart from labels: problem and algorithm without versions, and grid point."""
     what = row.get("identity") or {"problem": row["problem"], "algorithm": row["algorithm"]}
     grid = ("backend", "alpha", "dimension", "metric", "component")
     return (canonical_json(what), *(row[key] for key in grid))
 
 
 def _judge_change(entry: JsonObject, a: JsonObject | None, b: JsonObject | None) -> JsonObject:
-    """Change, its interval, its size in standard errors, and the verdict."""
+    """Change of a value, its interval, its size in standard errors, and the verdict."""
     found: JsonObject = dict.fromkeys(("change_percent", "interval", "z"))
     if a is None or b is None:
         return {**found, "verdict": "only after" if a is None else "only before"}
@@ -115,7 +115,7 @@ def _badness(entry: JsonObject) -> tuple[float, float]:
 
 
 def exceeds(entry: JsonObject, percent: float) -> bool:
-    """Whether a row fails a gate: an error clearly worse, or a comparable time slower, by more than ``percent``."""
+    """Whether a row fails a limit: an error clearly worse, or a comparable time slower, by more than ``percent``."""
     slower = entry["time_percent"] is not None and entry["time_percent"] > percent
     change = abs(entry["change_percent"]) if entry["change_percent"] is not None else math.inf
     gone = entry["verdict"] in (GONE, "only before")

@@ -1,4 +1,4 @@
-"""Rows of several dimensions continued to infinite dimension, where theory holds: limit, error, distance from theory.
+"""Extrapolation of rows from several dimensions to infinite dimension, where theory holds.
 
 Theory is a statement about D -> infinity; at finite D a mean differs from it by its finite-size correction. A row at one D says
 how far it is from theory, and the extrapolation whether that is a correction or a mistake.
@@ -115,7 +115,7 @@ def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObjec
 
 
 def _factor(row: JsonObject, last: JsonObject) -> float:
-    """Ratio of the predictions at the sample ratios of two dimensions; 1 where one is not known or 0."""
+    """Ratio of the predictions at the sample ratios of two dimensions; 1 if one is unknown or 0."""
     return float(last["theory"] / row["theory"]) if row["theory"] and last["theory"] else 1.0
 
 

@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 def is_cheap(problem: Problem) -> bool:
-    """Whether theory on a fine grid costs next to nothing."""
+    """Whether computing theory on a fine grid takes next to no time."""
     return problem.components == 1 and problem.channel.information is not None
 
 
@@ -84,7 +84,7 @@ def theory_lines(cache: TheoryCache, plan: Any, metric: str, used: Sequence[floa
 
 
 def _branches(points: Sequence[Any]) -> list[tuple[str, list[Any], Any]]:
-    """Names of branches with their points, and where along the curve they are shown."""
+    """Names of branches with their points, and the range in which they are shown."""
     best = [branches[0] for branches in points]
     uninformed = [next((p for p in branches if p["branch"] == "uninformed"), branches[0]) for branches in points]
     apart = np.array([one is not other for one, other in zip(uninformed, best)])
@@ -93,12 +93,12 @@ def _branches(points: Sequence[Any]) -> list[tuple[str, list[Any], Any]]:
 
 
 def _spread(low: float, high: float) -> Any:
-    """Points of a line, evenly spaced on the axis that is drawn."""
+    """Points of a line that are evenly spaced on the axis drawn."""
     return (np.geomspace if high > 20.0 * low > 0 else np.linspace)(low, high, 120)
 
 
 def smooth(line: Line, breaks: Iterable[float]) -> Line:
-    """A line through the same points that overshoots nowhere (cubic, monotone), and is broken at thresholds.
+    """A smooth monotone cubic through the given points without overshoot, broken at thresholds.
 
     Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line.
     """
@@ -119,7 +119,7 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
 
 
 def _threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[tuple[float, str]]:
-    """Sample ratios of all thresholds that theory knows, and what they are called; each once, by its first name."""
+    """Sample ratios and names of all known thresholds; each once, by its first name."""
     perfect = found.get("perfect_recovery") or {}
     named = [(perfect, "perfect recovery")]
     if perfect.get("informed"):
@@ -243,7 +243,7 @@ def _metric_panel(
 def _runs(
     rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject, dimensions: Sequence[int], d: str
 ) -> list[Series]:
-    """Marks of one algorithm; larger ones for larger dimensions, hollow ones where a run has not ended as it should."""
+    """Marks of one algorithm: larger for larger dimensions, hollow where a run did not end properly."""
     several = len(dimensions) > 1
     points = [
         {**place, "what": "runs", "algorithm": name, "alpha": r["alpha"], "dimension": r["dimension"], "value": r["mean"],
@@ -266,7 +266,7 @@ def _runs(
 
 
 def _predicted(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject) -> list[Series]:
-    """What theory predicts for the algorithm, where that is not the Bayes-optimal value."""
+    """Marks of the algorithm's own prediction, where that differs from the Bayes-optimal value."""
     says = {
         r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0)
         for r in sorted(rows, key=lambda r: r["dimension"])  # at one sample ratio the largest dimension is shown

@@ -1,4 +1,4 @@
-"""Figures of means against the dimension, with their limit and theory."""
+"""Figures of mean values against the dimension, with their extrapolated limit and theory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows are called: labels that tell apart what differs, rows grouped by place, the word for a component, how a run ended."""
+"""Labels of rows: names that distinguish them, grouping by place, the word for a component, how a run ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def without_versions(spec: Mapping[str, Any]) -> JsonObject:
-    """The description of an item, or of several by kind, without versions: a fix does not make it another one."""
+    """Description of an item, or of several by kind, without versions, so that a fix does not count as another item."""
     return {
         key: without_versions(value) if isinstance(value, dict) else value
         for key, value in spec.items()
@@ -25,7 +25,7 @@ def without_versions(spec: Mapping[str, Any]) -> JsonObject:
 
 
 def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a row is of, whatever its metric and component."""
+    """What a row is about, apart from metric and component: problem, algorithm, backend and grid point."""
     return tuple(row[key] for key in ("problem", "algorithm", "backend", "alpha", "dimension"))
 
 
@@ -37,13 +37,13 @@ def reason_of(record: Mapping[str, Any], near: str | None = None) -> str:
 
 
 def kind_of(reason: str) -> str:
-    """What reasons that repeat have in common: the line of code that failed, else the text without its numbers."""
+    """What repeated failure reasons have in common: the line of code that failed, else the text without numbers."""
     failed = re.fullmatch(r"failed: .*( \([^()]*, line \d+\))", reason, re.DOTALL)
     return failed[1] if failed else re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason)
 
 
 def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    """Rows by their ``key``, in the order of first appearance."""
+    """Rows grouped by their ``key``, in the order of first appearance."""
     found: dict[Any, list[Any]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
@@ -51,7 +51,7 @@ def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[An
 
 
 def summed_statuses(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many runs of all these rows ended with each status."""
+    """Number of runs per status, summed over these rows."""
     statuses: Counter[str] = Counter()
     for row in rows:
         statuses.update(row["status_counts"])
@@ -59,7 +59,7 @@ def summed_statuses(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def names_with_backend(rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
-    """What to call the algorithm of a row: with its backend where rows of several backends stand together.
+    """Names of the algorithms of rows, with the backend if rows of several backends are shown together.
 
     An estimate from elsewhere has none; it is told apart only from an algorithm of the same name that was run here.
     """
@@ -79,18 +79,18 @@ def component_word(problem: Any) -> str:
 
 
 def letter(model: Any) -> str:
-    """What a model calls its dimension: d where the signal is a matrix of extensive rank, else D."""
+    """Letter for a model's dimension: d for a matrix of extensive rank, else D."""
     return "d" if model.rank == "extensive" else "D"
 
 
 def letter_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """What to call the dimension of rows: as their model does, D where models differ or rows do not say."""
+    """Letter for the dimension of rows: that of their model, or D if models differ or are unknown."""
     found = {row.get("dimension_letter") for row in rows}
     return str(found.pop() or "D") if len(found) == 1 else "D"
 
 
 def distinguish(rows: Sequence[JsonObject]) -> list[JsonObject]:
-    """The rows, with what differs added to labels under which different problems or algorithms stand.
+    """Rows with labels extended where different problems or algorithms share one.
 
     Reads ``problem``, ``algorithm`` and, where there is one, ``identity`` of every row.
     """
@@ -116,7 +116,7 @@ def _flat(table: Mapping[str, Any], before: str = "") -> JsonObject:
 
 
 def _difference(same: Mapping[str, Mapping[str, Any]], own: str) -> str:
-    """`` (channel.beta=2)``: the parameters in which one differs from another of the same label."""
+    """Text `` (channel.beta=2)``: the parameters in which one item differs from another of the same label."""
     keys = {key for flat in same.values() for key in flat}
     differing = sorted(k for k in keys if len({repr(flat.get(k)) for flat in same.values()}) > 1)
     usual = {key: "smimbench" for key in keys if key.rpartition(".")[2] == "distribution"}

@@ -1,6 +1,4 @@
-"""Figures of what runs do on their way: error against the samples processed, against seconds, and against the clock of the
-algorithm with the predicted trajectory; spectra of the estimates.
-"""
+"""Figures of errors during runs, against samples, seconds and the algorithm's clock, with the predicted trajectory."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ Place = tuple[str, float, int]
 
 
 class Run(NamedTuple):
-    """Values (t, P) of a run along its axis (t,), with its place, algorithm and record, and whether it counts its samples."""
+    """Values (t, P) of one run along its axis (t,), with its place, algorithm and record."""
 
     place: Place
     algorithm: str
@@ -54,14 +52,14 @@ def _runs(results: Results, metric: str, axis: Callable[[JsonObject, JsonObject]
 
 
 def spread(places: list[Any], most: int) -> list[Any]:
-    """At most so many of them, first and last included."""
+    """At most this many evenly spaced elements, first and last included."""
     if len(places) <= most:
         return places
     return [places[int(i)] for i in np.unique(np.linspace(0, len(places) - 1, most).round())]
 
 
 def chosen_panels(suite: Suite, places: Collection[Place]) -> list[Place]:
-    """What is drawn, in the order of the suite: all there is, or of each problem the largest dimension, and not too many."""
+    """Panels to draw, in the order of the suite: all, or the largest dimension of each problem up to a limit."""
     order = {plan.label: i for i, plan in enumerate(suite.plans)}
     found = sorted(places, key=lambda place: (order[place[0]], *place[1:]))
     if len(found) > PANELS:
@@ -71,7 +69,7 @@ def chosen_panels(suite: Suite, places: Collection[Place]) -> list[Place]:
 
 
 def left_out(chosen: Sequence[Any], places: Collection[Any], what: str = "problem, sample ratio and dimension") -> str:
-    """How many of all panels a figure shows; empty if it shows all."""
+    """Note on how many of all panels a figure shows; empty if it shows all."""
     return "" if len(chosen) == len(places) else f" {len(chosen)} of {len(places)} combinations of {what}."
 
 
@@ -178,7 +176,7 @@ def median_curve(curves: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 
 def _last_values(curves: Sequence[tuple[Any, Any]], grid: Any) -> list[Any]:
-    """Of each curve its last value up to the places of a grid."""
+    """Last value of each curve at or before the places of a grid."""
     return [values[np.searchsorted(x, grid, side="right") - 1] for x, values in curves]
 
 
@@ -242,12 +240,12 @@ def _seconds_panel(results: Results, place: Place, runs: list[Run]) -> Panel:
 
 
 def _by_cell(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Runs of the same problem, algorithm, sample ratio and dimension."""
+    """Runs grouped by problem, algorithm, sample ratio and dimension."""
     return list(grouped(pairs, lambda pair: tuple(_about(pair[0]).values())).values())
 
 
 def _about(cell: Cell) -> JsonObject:
-    """Columns of the CSV that say what was run."""
+    """Columns of the CSV that describe the run."""
     return {"problem": cell.problem_label, "algorithm": cell.algorithm_label, "alpha": cell.alpha,
             "dimension": cell.dimension}  # fmt: skip
 
@@ -283,7 +281,7 @@ def trajectory_chart(results: Results) -> Chart | None:
 
 
 def _trajectory_panel(place: JsonObject, d: str, theory: JsonObject, runs: Sequence[JsonObject]) -> Panel:
-    """One panel; the page has the mean of all runs in place of each."""
+    """One panel of trajectories; the HTML page shows the mean of all runs instead of each."""
     clock, scale, xlabel = "iteration", 1, "iteration"
     if "samples" in theory:
         clock, scale, xlabel = "samples", place["dimension"], f"samples / {d}"

@@ -1,4 +1,4 @@
-"""What a notebook shows of rows, and a folder of results loaded as tidy tables."""
+"""Notebook output: rows as HTML, and a results folder loaded as tidy tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROW: list[str | Column] = [
 
 
 def rows_html(rows: Sequence[JsonObject]) -> str:
-    """Verdicts and the first rows as HTML; all text of others as it is written."""
+    """Verdicts and the first rows as HTML, with text from users escaped."""
     lines = "".join(f"<li>{html.escape(verdict_line(one))}</li>" for one in verdicts(rows))
     return f"<ul>{lines}</ul>{html_table(ROW, rows[:40])}<p>{min(40, len(rows))} of {len(rows)} rows</p>"
 

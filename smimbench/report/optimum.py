@@ -1,4 +1,4 @@
-r"""The Bayes-optimal error at the size that was run: its limit, corrected by ``b / D``.
+r"""The Bayes-optimal error at the dimension that was run: its limit, corrected by ``b / D``.
 
 At finite D the best that is possible differs from the limit, by 10% at d = 80, and no algorithm can do better. The coefficient
 b is known in closed form, or measured: by the runs, on the same grid, of a shipped algorithm that is Bayes-optimal as D grows.
@@ -31,7 +31,7 @@ class Optimum(NamedTuple):
     runs: Mapping[str, Host]
 
     def goal(self, instance: str) -> Host:
-        """What an algorithm can reach on an instance, which may be harder than others."""
+        """Error that an algorithm can reach on an instance, which may be harder than others."""
         return np.maximum(self.value, self.runs.get(instance, 0.0))
 
 
@@ -46,13 +46,13 @@ class Reference(NamedTuple):
 
 
 def limit_of(point: JsonObject) -> Optimum:
-    """The optimum where nothing is known of finite size."""
+    """The optimum in the infinite-D limit, where no finite-size correction is known."""
     value, error = (np.atleast_1d(np.asarray(point[key], dtype=float)) for key in ("mse", "mse_error"))
     return Optimum(value, error, LIMIT, {})
 
 
 def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
-    """The optimum at every size of one problem and sample ratio.
+    """The optimum at every dimension of one problem and sample ratio.
 
     Without a closed form, from a fit of ``b / D + c / D^2`` to all sizes together; c is a normal variable around 0 whose standard
     deviation is a third of ``SECOND``, relative to the limit.

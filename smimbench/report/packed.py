@@ -41,7 +41,7 @@ class _Closed(Open):
 
 
 class _Place(_Closed):
-    """Rows of one place: what they have in common, and the rest of each."""
+    """Rows of one place: their shared fields, and the remaining fields of each."""
 
     common: JsonObject
     rows: list[JsonObject]
@@ -83,7 +83,7 @@ def write_packed(path: Path, document: Mapping[str, Any], shared: Mapping[str, A
 
 
 def _text_of(whole: Mapping[str, Any]) -> str:
-    """The file, a line for each place: a change of one shows as a change of one."""
+    """Text of the packed file, one line per place, so that a change of one place changes one line."""
     lines = json.dumps({**whole, "digest": digest_of(dict(whole))}, allow_nan=False, separators=(",", ":"))
     return lines.replace('{"common":', '\n{"common":') + "\n"
 
@@ -125,7 +125,7 @@ def read_packed(path: Path, *, exactly: bool = False) -> tuple[JsonObject, JsonO
 
 
 def verified_files(paths: Iterable[Path]) -> Verification:
-    """Whether these files are what was written, to the last byte."""
+    """Check that these files are unchanged since they were written, to the last byte."""
     found = Verification()
     for path in paths:
         try:

@@ -1,6 +1,4 @@
-"""One self-contained HTML page: verdict, contenders, figures with captions, sortable tables, the command that
-reproduces it; nothing is fetched from anywhere.
-"""
+"""One self-contained HTML page: verdict, contenders, figures, sortable tables, and the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ NEEDS = ("jinja2", "matplotlib", "plotly")
 
 
 def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -> str:
-    """The page as text, with all figures; ``shared`` is what ``run.json`` holds.
+    """The page as HTML text.
 
     Raises
     ------
@@ -46,7 +44,7 @@ def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -
     from plotly.offline import get_plotlyjs
 
     def clean(value: Any) -> Any:
-        """Text of others, without what turns its direction or steers what reads it."""
+        """Untrusted text without bidirectional-override and terminal control characters."""
         return type(value)(printable(value)) if isinstance(value, str) else value
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean)
@@ -97,7 +95,7 @@ def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -
 
 
 def _about(problem: str, algorithm: str, row: Mapping[str, Any]) -> dict[str, str]:
-    """What the filters of the page read of a line."""
+    """Attributes of a table row that the page's filters read."""
     return {"data-problem": problem, "data-algorithm": algorithm, "data-status": " ".join(row["status_counts"])}
 
 
@@ -120,7 +118,7 @@ def _when(shared: Mapping[str, Any]) -> str:
 
 
 def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the numbers were made with: one name and one text each."""
+    """Software and machine that made the numbers, as pairs of name and text."""
     machine = shared.get("machine") or {}
     found = [
         (
@@ -148,12 +146,12 @@ def _reproduce(suite: Suite, shared: Mapping[str, Any]) -> str:
 
 
 def _packed_into_page(script: str) -> str:
-    """A script as a page carries it: three fifths of its size, and read by no browser before it is needed."""
+    """A compressed script for the page (three fifths of its size), unpacked by the browser when needed."""
     return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
 
 
 def _inline_svg(svg: str, name: str) -> str:
-    """An SVG without its XML head, with ids of its own: two figures on a page must not share clip paths."""
+    """An SVG without XML header, with unique ids, since two figures on a page must not share clip paths."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
     # A hundredth of a point is finer than any screen; half of the file is digits beyond that.

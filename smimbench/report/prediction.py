@@ -1,4 +1,4 @@
-r"""Whether runs agree with theory: deviations with their standard errors, allowances for finite size, a test of stated power.
+r"""Statistical test whether runs agree with theory: deviations, standard errors, finite-size allowances, power.
 
 The deviation of a mean over runs from its prediction is measured at every size D and continued to infinite D, where the
 prediction holds. Numbers of several sample ratios, metrics and components are tested together: each has the share ``LEVEL / N``
@@ -58,11 +58,11 @@ class Deviation(NamedTuple):
     finite: float
 
     def seen(self, level: float) -> float:
-        """The smallest deviation that a test at this level sees with the probability ``POWER``."""
+        """Smallest deviation that a test at this level detects with the probability ``POWER``."""
         return self.finite + (quantile(1 - level / 2, self.dof) + quantile(POWER, self.dof)) * self.error
 
     def score(self, allowed: float = 0.0) -> float:
-        """What is beyond an allowance, in standard errors: the normal score of the same probability."""
+        """Deviation beyond an allowance in standard errors, as the normal score of the same probability."""
         rest = max(abs(self.value) - allowed, 0.0)
         return math.copysign(normal_score(rest / self.error, self.dof), self.value)
 
@@ -81,7 +81,7 @@ class Point(NamedTuple):
 
 
 def quantile(share: float, dof: float) -> float:
-    """Of Student's t."""
+    """Quantile of Student's t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(min(dof, 1e9), share))
@@ -118,7 +118,7 @@ def deviation(points: Sequence[Point], coefficient: float | None = None) -> Devi
 
 
 def _less_teachers(points: Sequence[Point]) -> list[Any]:
-    """Deviations from the prediction, less their regression on the length of the teacher, whose mean is known.
+    """Differences from the prediction, with the variance due to the teachers' lengths removed by regression.
 
     A signal that is longer by chance has a larger error. One slope for all sizes.
     """
@@ -136,7 +136,7 @@ def _less_teachers(points: Sequence[Point]) -> list[Any]:
 
 
 class Number(NamedTuple):
-    """What is predicted: a metric of a component at a sample ratio; ``at``: on the way, after that share of the steps."""
+    """A predicted quantity: a metric of a component at a sample ratio, and ``at`` a share of the steps if during the run."""
 
     alpha: float
     metric: str
@@ -204,7 +204,7 @@ def _normal(level: float) -> float:
 
 
 def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:
-    """Means over the sample ratios, whose runs are independent, of what is known at several."""
+    """Means over sample ratios, whose runs are independent, of predicted quantities known at several."""
     found = {}
     for (_, *what), own in grouped(known.items(), lambda pair: (None, *pair[0][1:])).items():
         values, errors, dofs, finite = (np.array(part) for part in zip(*(one for _, one in own)))
@@ -255,7 +255,7 @@ def _predicted(
 
 
 def asked(row: Mapping[str, Any]) -> float:
-    """The sample ratio that the suite asked for."""
+    """Sample ratio requested in the suite."""
     found: float = row.get("nominal_alpha", row["alpha"])
     return found
 

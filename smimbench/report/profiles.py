@@ -1,4 +1,4 @@
-"""Profiles over all problems of a suite: when runs hit their targets, and how near to the best error an algorithm comes."""
+"""Performance profiles over all problems of a suite: when runs reach their targets, and how close algorithms get to the best."""
 
 from __future__ import annotations
 

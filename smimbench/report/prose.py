@@ -1,4 +1,4 @@
-r"""Docstrings for a terminal, wrapped: LaTeX as letters, reST without its marks, parameters under bold headings.
+r"""Docstrings formatted for a terminal: wrapped, LaTeX as Unicode, reST markup removed, parameters under headings.
 
 What is not known here stays as it is written: half of a formula would be worse than its source.
 """
@@ -32,7 +32,7 @@ _HEADING = re.compile(r"^(\w[^\n]*)\n-{3,}[ ]*$", re.M)
 
 
 def readable_math(source: str) -> str:
-    r"""A formula in LaTeX as one reads it: ``\hat Q = \frac{a}{b}`` as ``Q̂ = a/b``."""
+    r"""A LaTeX formula as plain text: ``\hat Q = \frac{a}{b}`` as ``Q̂ = a/b``."""
     text = re.sub(r"\\(left|right|[bB]ig{1,2}[lr]?|displaystyle|,|;|!|:)(?![A-Za-z])", "", source)
     text = re.sub(r"\\(?:mathrm|mathcal|mathbb|mathbf|operatorname\*?|text)\s*" + _GROUP, r"\1", text)
     before = ""
@@ -51,12 +51,12 @@ def readable_math(source: str) -> str:
 
 
 def _bound(text: str) -> str:
-    """In brackets, unless it holds together without."""
+    """Text in brackets, unless it is a single factor."""
     return text if re.fullmatch(r"\\?\w+|\d+", text.strip()) else f"({text.strip()})"
 
 
 def _marked(mark: str, found: re.Match[str]) -> str:
-    """A letter with a hat or the like."""
+    """A letter with a hat or a similar accent."""
     letter = re.sub(r"\\([A-Za-z]+)", _letter, found[1] or found[2])
     if len(letter) > 1 and mark == "\u0305":
         return f"⟨{letter}⟩"  # a bar over a word is a mean
@@ -75,7 +75,7 @@ def _letter(found: re.Match[str]) -> str:
 
 
 def _moved(sign: str, table: dict[int, int], found: re.Match[str]) -> str:
-    """Superscript or subscript letters where all of them exist, else the sign and brackets."""
+    """Superscript or subscript characters if all of them exist, else the sign and brackets."""
     text = found[1] or found[2]
     moved = text.translate(table)
     if all(a != b or a == "*" for a, b in zip(moved, text)):
@@ -84,7 +84,7 @@ def _moved(sign: str, table: dict[int, int], found: re.Match[str]) -> str:
 
 
 def _joined(text: str) -> str:
-    """Text whose paragraphs are one line each: lines of one indentation, all but the last of which are full."""
+    """Text with each paragraph joined to one line."""
     found: list[str] = []
     full = False
     for line in text.splitlines():
@@ -99,7 +99,7 @@ def _joined(text: str) -> str:
 
 
 def wrapped(text: Text, width: int) -> Text:
-    """The same in lines of at most this width; what continues a line is indented as it is."""
+    """Text wrapped to at most this width; continuation lines keep the indentation."""
     lines = []
     for line in text.split("\n", allow_blank=True):
         indent = len(line.plain) - len(line.plain.lstrip())
@@ -130,7 +130,7 @@ def readable_prose(source: str) -> Text:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Lines, each block ``.. math::`` as a formula; other directives by their content."""
+    """Lines with each ``.. math::`` block replaced by its formula, and other directives by their content."""
     lines = text.splitlines()
     i = 0
     while i < len(lines):

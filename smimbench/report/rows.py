@@ -1,6 +1,4 @@
-"""From records to rows with their theory: one row per problem, algorithm, backend, sample ratio, dimension,
-metric and component; theory of problems and algorithms is read, or solved where the cache solves.
-"""
+"""Makes rows from records, with theory: one per problem, algorithm, backend, sample ratio, dimension, metric and component."""
 
 from __future__ import annotations
 
@@ -76,7 +74,7 @@ def paired(cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[Pai
 
 
 def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
-    """Whether an algorithm learns from samples of its own, not from the cell's; False for one that is not installed here."""
+    """Whether an algorithm draws its own samples instead of the cell's; False if it is not installed here."""
     if not algorithm:
         return False
     try:
@@ -86,13 +84,13 @@ def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
 
 
 def used_fresh(algorithm: Mapping[str, Any], record: JsonObject) -> bool:
-    """Whether a run was handed samples of its own; for a record that does not hold that, whether its algorithm plans it."""
+    """Whether a run used fresh samples, from its record or (in older records) from the algorithm's plan."""
     count = record.get("fresh_samples")
     return draws_fresh(algorithm) if count is None else count > 0
 
 
 def planned_ratio(problem: Problem, cell: Cell) -> float:
-    """Sample ratio that the algorithm of a cell will see: of the data set, or of all fresh samples of its steps."""
+    """Sample ratio that the algorithm of a cell will use: of the data set, or of all fresh samples of its steps."""
     model = problem.model
     n = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
@@ -103,7 +101,7 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
 
 
 def ratio_of_runs(problem: Problem, members: Sequence[Pair]) -> float:
-    """Sample ratio that was really used, the largest of the runs; what was planned where the records do not hold it."""
+    """Sample ratio actually used, the largest among the runs; the planned ratio if the records do not contain it."""
     metered = [float(record["sample_ratio"]) for _, record in members if record.get("fresh_samples") is not None]
     return max(metered) if metered else planned_ratio(problem, members[0][0])
 
@@ -112,7 +110,7 @@ def ratio_of_runs(problem: Problem, members: Sequence[Pair]) -> float:
 
 
 def bayes_point(cache: TheoryCache, problem: Problem, ratio: float) -> JsonObject | None:
-    """The Bayes-optimal point at a sample ratio; None where it is not stored."""
+    """The Bayes-optimal theory point at a sample ratio; None if it is not stored."""
     found = cache.points_at_hand(problem, [ratio])
     return found[0][0] if found else None
 
@@ -138,14 +136,14 @@ def own_point(
 
 
 def _are_matrices(start: Overlaps, components: int) -> bool:
-    """Whether these are finite overlap matrices of so many components: a record holds what was written into it."""
+    """Whether a value is a list of finite overlap matrices for this number of components."""
     shape = (components, components)
     parts = [[row for row in matrix if len(row) == components] for matrix in start]
     return all(np.shape(part) == shape and np.isfinite(np.array(part, dtype=float)).all() for part in parts)
 
 
 def _near(cache: TheoryCache, problem: Problem, records: Sequence[Any], ratio: float, dimension: int) -> str | None:
-    """The threshold near which runs did not converge, in words; asked for only where one did not."""
+    """Name of the threshold near which runs did not converge; asked for only where one did not."""
     if all(record["status"] != Status.NOT_CONVERGED.value for record in records):
         return None
     try:
@@ -255,7 +253,7 @@ def rows_of_points(
     *,
     of_suite: bool = False,
 ) -> list[JsonObject]:
-    """Rows for estimates from elsewhere (see ``smimbench.run.external``); replicates of one point share a row.
+    """Rows for externally computed estimates (see ``smimbench.run.external``); replicates of one point share a row.
 
     Parameters
     ----------
@@ -281,7 +279,7 @@ def rows_of_points(
 
 
 def scored_rows(suite: Suite, store: Store, cache: TheoryCache, sized: Mapping[Any, Optimum]) -> list[JsonObject]:
-    """Rows of estimates from elsewhere that ``smimbench score`` has kept, of the metrics of the suite."""
+    """Rows of externally computed estimates stored by ``smimbench score``, for the metrics of the suite."""
     points, records = kept_scores(suite, store)
     return rows_of_points(suite, points, records, cache, sized, of_suite=True)
 
@@ -304,7 +302,7 @@ def _rows_of_place(
     store: Store,
     optimum: Optimum | None,
 ) -> list[JsonObject]:
-    """A row for each metric and component of the runs of one place.
+    """One row per metric and component for the runs of one place.
 
     Parameters
     ----------
@@ -412,7 +410,7 @@ def _also_predicted(
     usable: Sequence[JsonObject], records: Sequence[JsonObject], courses: Sequence[Any], own: JsonObject, problem: Problem,
     listed: Sequence[str],
 ) -> list[JsonObject]:  # fmt: skip
-    """What is predicted and has no row: metrics of the algorithm's own account, and places on the predicted trajectory."""
+    """Predicted quantities without a row: metrics from the algorithm's own theory, and points on its trajectory."""
     found, of_size = [], 0.0 if own.get("at_size") else None
     for name in metrics_of_accounts(problem.model.name):
         if name not in listed:
@@ -448,13 +446,13 @@ def _also_predicted(
 
 
 def _at(run: JsonObject, clock: str, time: float, component: int) -> float:
-    """The error of a run at a time on its clock; NaN after its end."""
+    """Error of a run at a time on its clock; NaN after the run's end."""
     ticks = np.where(run["iteration"] == 0, 0.0, run[clock])  # before the first step nothing has been counted
     return float(np.interp(time, ticks, np.asarray(run["mse"], dtype=float)[:, component], right=np.nan))
 
 
 def _teachers(records: Sequence[JsonObject], problem: Problem, own: JsonObject) -> JsonObject:
-    """How much longer than on average the teacher of every instance is, squared and relative, component by component.
+    """Relative excess of the squared length of every instance's teacher over its mean, per component.
 
     A prediction for the starts of these very runs has their teachers in it: only differences between them count then.
     """

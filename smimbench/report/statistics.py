@@ -1,6 +1,4 @@
-"""Statistics over the runs of one row: means and their errors, distance from theory, time to come near it, whether the error
-still moved, when each component was learned, which threshold is near.
-"""
+"""Statistics over the runs of a row: means, distance from theory, time to the optimum, learning order, nearest threshold."""
 
 from __future__ import annotations
 
@@ -44,18 +42,18 @@ def values_of(records: Sequence[Record], metric: str, component: int) -> dict[st
 
 
 def instance_of(record: Record, number: int = 0) -> str:
-    """Which instance a run was on: its root seed and replicate; its number where nobody knows."""
+    """Instance of a run: its root seed and replicate, or a running number if these are unknown."""
     cell = record.get("cell") or {}
     return f"{cell.get('seed', 'elsewhere')}/{cell.get('replicate', number)}"
 
 
 def mean_of(values: Sequence[float]) -> float | None:
-    """Mean; None of nothing."""
+    """Mean of values; None if there are none."""
     return float(np.mean(values)) if values else None
 
 
 def mean_and_error(values: Host) -> JsonObject:
-    """Mean, and its standard error where there are two values."""
+    """Mean of values, and its standard error if there are at least two."""
     n = len(values)
     return {
         "mean": float(values.mean()) if n else None,
@@ -76,7 +74,7 @@ def against_theory(values: Host, expected: float | None, error: float | None) ->
 
 
 def ratio_to_bayes(values: Host, bayes: float | None, target: float, optimum: float | None = None) -> float | None:
-    """Ratio of the mean to the Bayes-optimal error, at this size where that is known; blank where theory says 0."""
+    """Ratio of the mean to the Bayes-optimal error (at this size if known); None where theory says 0."""
     if not len(values) or bayes is None or bayes <= target * ZERO:
         return None
     return float(values.mean() / (optimum or bayes))
@@ -103,7 +101,7 @@ def mean_diagnostics(records: Sequence[Record], theory: Mapping[str, Any]) -> di
 
 
 class Change(NamedTuple):
-    """A difference of two means, half of its interval, and the difference in standard errors."""
+    """A difference of two means, half of its confidence interval, and the difference in standard errors."""
 
     value: float
     half: float
@@ -111,7 +109,7 @@ class Change(NamedTuple):
 
 
 def change_between(before: Mapping[str, Any], after: Mapping[str, Any], level: float) -> Change | None:
-    """How much a mean changed, with its interval by Student's t.
+    """Change of a mean, with its confidence interval by Student's t.
 
     Runs on the same instances (at least two) are compared pair by pair, others by Welch's test. None for a single run.
 
@@ -176,7 +174,7 @@ def first_time(trajectory: Trajectory | None, reached: Host | None) -> dict[str,
 
 
 def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
-    """When the error of every component was first within its goal."""
+    """Time at which the errors of all components were first within their goals."""
     known = trajectory is not None and {"mse", *AXES[::2]} <= set(trajectory)
     return first_time(trajectory, (trajectory["mse"] <= goal).all(axis=1) if known and trajectory else None)
 
@@ -184,8 +182,8 @@ def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
 def runtime(
     records: Sequence[Record], trajectories: Sequence[Trajectory | None], goals: Sequence[Host] | None, target: float
 ) -> JsonObject:
-    """What the runtime tables show; ``trajectories`` are None for lost runs, ``goals`` the optimal errors (P,) on the instance of
-    each run, None if unknown.
+    """Times, iterations and memory for the runtime tables; ``trajectories`` are None for lost runs, ``goals`` are optimal
+    errors (P,) per run.
     """
     timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
     near: JsonObject = {}
@@ -215,7 +213,7 @@ def runtime(
 
 
 def _median_time(values: Sequence[float]) -> float | None:
-    """Median where runs that never get there count as infinity; None for infinity, or where it is not known."""
+    """Median time, with runs that never reach the goal counted as infinite; None if infinite or unknown."""
     middle = float(np.median(values)) if values else math.inf
     return middle if math.isfinite(middle) else None
 
@@ -247,7 +245,7 @@ PART = 0.15
 def still_moving(
     records: Sequence[Record], trajectories: Sequence[Trajectory | None], target: float
 ) -> JsonObject | None:
-    """Of the runs of one row those whose error still moved; None where fewer than three in four did.
+    """Runs of one row whose error was still changing; None if fewer than three in four were.
 
     Only runs that ended because their steps were over can: the others were ended by a rule. A run moves where the mean error of
     its last ``PART`` differs from that of the part before by 5% and by 4 standard errors of the
@@ -313,7 +311,7 @@ NAMES = {
 
 
 def near_threshold(found: Mapping[str, Any], alpha: float, count: int, word: str = "component") -> str | None:
-    """Which threshold is nearest, if one is so near that a run of this size may honestly not converge; None if none is.
+    """The nearest threshold, if it is so close that a run of this size may fail to converge; otherwise None.
 
     The rate at which an overlap grows out of nothing, or falls to it, is ``alpha / alpha_c`` up to a fluctuation of order
     ``1 / sqrt(count)`` from one draw of the data to the next, with ``count = D`` directions for low rank, and n samples for

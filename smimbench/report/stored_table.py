@@ -1,4 +1,4 @@
-"""The structure of a finished table, as ``show --json`` prints it and files hold it."""
+"""A finished table as a JSON document, also stored next to ``run.json``, which can be shown without the plugins that made it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _Problem(Open):
 
 
 class Identity(Open):
-    """What was run: problem and algorithm with their parameters."""
+    """Identity of a row: problem and algorithm with their parameters."""
 
     problem: _Problem
     algorithm: _Item
@@ -166,7 +166,7 @@ class Row(Open):
 
 
 class OtherVersion(Open):
-    """What another version of an item made."""
+    """A result made by another version of an item."""
 
     problem: Text
     algorithm: Text
@@ -177,7 +177,7 @@ class OtherVersion(Open):
 
 
 class Document(Open):
-    """What ``show --json`` prints, but for what follows from its rows."""
+    """Stored part of what ``show --json`` prints; what follows from the rows is recomputed."""
 
     suite: Text
     title: Text

@@ -1,6 +1,4 @@
-"""What all figures share: sizes, the look of an algorithm, axes, titles, threshold lines, legends, and files saved with
-their data.
-"""
+"""Common style of figures: sizes, colors and markers of algorithms, axes, titles, threshold lines, legends, files."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ STYLE: Any = {
 
 
 class Look(NamedTuple):
-    """How an algorithm is drawn, everywhere."""
+    """Color, marker and dashes with which an algorithm is drawn in all figures."""
 
     color: str
     marker: str
@@ -96,17 +94,17 @@ def end_marker(look: Look) -> JsonObject:
 
 
 def literal(text: str) -> str:
-    """Text of others as Matplotlib shows it letter by letter: no mathematics between dollars, nothing that XML forbids."""
+    """Text from users as Matplotlib must show it: no mathematics between dollars, no characters that XML forbids."""
     return printable(text).replace("\t", " ").replace("$", r"\$")
 
 
 def line_name(name: str, word: str, component: int | None) -> str:
-    """What a legend calls a line: of all components (None), or of one, counted from 0."""
+    """Legend entry of a line: of all components (None), or of one, counted from 0."""
     return literal(name if component is None else f"{name}, {word} {component + 1}")
 
 
 def new_figure(title: str, panels: int) -> tuple[Any, Any]:
-    """A figure and the axes of so many panels: one column wide for a single one, else two columns."""
+    """Create a figure with this number of panels: one column wide for a single panel, else two columns."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -175,7 +173,7 @@ def log_axis(axis: Any, which: str) -> None:
 
 
 def power_of_ten(value: float) -> str:
-    """``10⁻³``: letters, where Matplotlib would typeset a formula for every tick, which takes longer than the figure."""
+    """Text ``10⁻³`` in Unicode, since typesetting a formula for every tick takes longer than the figure."""
     if value <= 0 or not np.isfinite(value):
         return ""
     power = round(float(np.log10(value)))
@@ -219,7 +217,7 @@ def decades_to_zero(axis: Any, floor: float, top: float) -> None:
 
 
 def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
-    """One legend of all panels below them, each entry once, and a note."""
+    """Add one legend below all panels, with each entry once, and a note."""
     import textwrap
 
     entries: JsonObject = {}
@@ -240,7 +238,7 @@ def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
 
 
 def lay_out(figure: Any) -> None:
-    """Find room for all labels.
+    """Make room for all labels of a figure.
 
     Ticks depend on the size of a panel and that on the width of its ticks: a second call, as ``save_figure`` makes it, knows
     both, or labels are cut.
@@ -291,11 +289,11 @@ def svg_text(figure: Any) -> str:
 
 
 def looks_of(suite: Suite) -> dict[str, Look]:
-    """How the algorithms of a suite are drawn, in all of its figures."""
+    """Styles of the algorithms of a suite, the same in all of its figures."""
     return looks({table["label"]: table["spec"]["name"] for table in suite.algorithms})
 
 
 def floor_of(values: Iterable[float], target: float) -> float:
-    """The lower end of a logarithmic axis: a decade below what is smallest and not 0, and below the target."""
+    """Lower end of a logarithmic axis: a decade below the smallest nonzero value and below the target."""
     positive = [value for value in values if value and value > 1e-16]
     return float(10.0 ** np.floor(np.log10(min([*positive, target])) - 0.3))

@@ -26,12 +26,12 @@ WHERE: Columns = ["algorithm", "alpha", "D"]
 
 
 def _by_problem(rows: Iterable[Any], *more: str) -> dict[Any, Rows]:
-    """Rows by problem, and by more keys."""
+    """Rows grouped by problem and by further keys."""
     return grouped(rows, lambda row: tuple(row[key] for key in ("problem", *more)) if more else row["problem"])
 
 
 def _cut(rows: Rows, full: bool, note: str) -> tuple[Rows, str]:
-    """The rows that are shown, and a note that counts those that are not."""
+    """Rows that are shown, and a note on how many are not."""
     if full or len(rows) <= 16:
         return rows, note
     return rows[:16], f"{note}; 16 of {len(rows)} rows; --full shows all"
@@ -47,7 +47,7 @@ def differs(row: Mapping[str, Any]) -> bool:
 
 
 def _verdict(rows: Rows, *alone: str | Column) -> Columns:
-    """What is predicted for each algorithm, and what is optimal; where both are the same, that with its error."""
+    """Predicted value for each algorithm and the optimal value, shown once with its error if both are equal."""
     if any(map(differs, rows)):
         return ["predicted", "z", "optimal", "at this D"]
     return [Column("optimal", lambda r: uncertain(r["theory"], r["theory_error"])), *alone, "z", "at this D"]
@@ -67,7 +67,7 @@ def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[Rende
 
 
 def _worst(row: JsonObject) -> tuple[float, ...]:
-    """Failures, then the largest ratio to the optimal error; where there is no ratio, the largest distance from it."""
+    """Sort key: failures first, then the largest ratio to the optimal error, or the largest distance if there is no ratio."""
     bad = sum(count for name, count in row["status_counts"].items() if name not in ("ok", "skipped"))
     distance = abs(row["mean"] - row["bayes"]) if None not in (row["mean"], row["bayes"]) else 0.0
     ratio = math.inf if row["mean"] is None else row["ratio_to_bayes"] or 0.0
@@ -75,7 +75,7 @@ def _worst(row: JsonObject) -> tuple[float, ...]:
 
 
 def missing_values(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for every algorithm without a prediction, or with a blank metric, that says why."""
+    """One line for every algorithm without a prediction, or with a blank metric, that gives the reason."""
     predictions = [f"{row['algorithm']}: no prediction: {row['no_theory']}" for row in rows if row.get("no_theory")]
     blank = [f"{row['algorithm']}: {row['metric']} is blank: {why}" for row in rows for why in row.get("blank", ())]
     return list(dict.fromkeys(predictions + blank))
@@ -110,12 +110,12 @@ SUMMARY: Columns = ["algorithm", "instances", "error / optimal", "error / best",
 
 
 def summary_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
-    """The summary over all problems, where there is one."""
+    """Table of the summary over all problems, if there is one."""
     return [make_table("all problems together", SUMMARY, entries)] if entries else []
 
 
 def leaderboard_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
-    """Error and time, then iterations, of every problem that three algorithms or more were run on.
+    """Tables of error, time and iterations for every problem with three or more algorithms.
 
     Best error first at every sample ratio. With several components the table has the one whose error is largest.
     """

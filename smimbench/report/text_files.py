@@ -1,4 +1,4 @@
-"""Rows as CSV and as Markdown: no formula of a spreadsheet, no mark of Markdown, nothing that steers a terminal."""
+"""Rows as CSV and Markdown, safe from spreadsheet formulas, Markdown markup and terminal control characters."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def as_markdown(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] =
 
 
 def markdown_table(fields: Sequence[str], rows: Sequence[JsonObject]) -> str:
-    """These fields of rows as a Markdown table, rounded."""
+    """Selected fields of rows as a Markdown table, rounded."""
     lines = ["| " + " | ".join(fields) + " |", "|" + "---|" * len(fields)]
     lines += ["| " + " | ".join(_literal(_rounded(row.get(field))) for field in fields) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def _literal(text: str) -> str:
-    """Text that Markdown, and the HTML in it, show as it is."""
+    """Text escaped so that Markdown and HTML show it unchanged."""
     escaped = _flat(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", escaped)
 
@@ -66,7 +66,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """These fields of rows with all digits; blank where a row has none.
+    """Selected fields of rows with all digits; blank where a row has none.
 
     Text is one printable line, with an apostrophe in front where a spreadsheet would take it for a formula.
     """

@@ -1,4 +1,4 @@
-"""The JSON of ``smimbench theory``: predictions, thresholds, published values, the algorithms themselves, and plain draws."""
+"""The JSON of ``smimbench theory``: predictions, thresholds, published values, algorithms' own theory, Monte Carlo checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Stage(NamedTuple):
-    """What of a suite's theory is being solved, and how far it is.
+    """Which theory of a suite is being solved, and how far it is.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ def theory_document(
     thresholds: bool = True,
     workers: int = 1,
 ) -> list[JsonObject]:
-    """One object per problem; one of several that cannot be solved says why under ``unsolved``.
+    """Theory of a suite: one object per problem, with the reason under ``unsolved`` if it cannot be solved.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def _published_values(plan: ProblemPlan, cache: TheoryCache) -> list[JsonObject]
 
 
 def kept_of(suite: Suite, alphas: Sequence[float] | None, cache: TheoryCache) -> Kept:
-    """How much of a suite's theory is kept."""
+    """How much of a suite's theory is stored."""
     return cache.kept((plan.problem, _ratios(plan, alphas)) for plan in suite.chosen_plans)
 
 
@@ -152,7 +152,7 @@ def _ratios(plan: ProblemPlan, alphas: Sequence[float] | None) -> Sequence[float
 
 
 def _watched(cache: TheoryCache, plan: ProblemPlan, what: str, on_stage: Callable[[Stage], None]) -> TheoryCache:
-    """The cache, telling ``on_stage`` of what it solves next."""
+    """The theory cache, which reports to ``on_stage`` what it solves next."""
     cache.watch = lambda progress: on_stage(Stage(plan.label, what, progress))
     return cache
 
@@ -202,7 +202,7 @@ def _own_entry(problem: Problem, cell: Cell, cache: TheoryCache) -> JsonObject:
 
 
 def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
-    """A cell for every algorithm, dimension and sample ratio."""
+    """One cell for every algorithm, dimension and sample ratio."""
     cells = [] if suite.theory_only else [cell for cell in suite.cells() if not cell.replicate]
     if alphas is None:
         return cells
@@ -245,5 +245,5 @@ def add_verification(
 
 
 def holds(documents: Sequence[JsonObject]) -> bool:
-    """Whether no printed number is more than ``LARGEST_Z`` standard errors from what was drawn."""
+    """Whether every printed number is within ``LARGEST_Z`` standard errors of its Monte Carlo value."""
     return all(abs(row["z"] or 0.0) <= LARGEST_Z for document in documents for row in document["verification"])

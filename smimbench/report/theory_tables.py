@@ -1,4 +1,4 @@
-"""Theory as tables for a terminal: points of the curve, thresholds, published values, predictions of algorithms, plain draws."""
+"""Theory as tables for a terminal: curve points, thresholds, published values, predictions of algorithms, Monte Carlo checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALUES: Columns = ["component", "MSE", "error", "in alpha", "overlap"]
 
 
 def _rows(point: Mapping[str, Any], overlap: Sequence[float], about: Mapping[str, Any]) -> list[JsonObject]:
-    """A row for every component of a point, of which ``overlap`` is the metric of that name."""
+    """One row per component of a theory point; ``overlap`` is the metric of that name."""
     mse, error, shift = (np.atleast_1d(point.get(name, 0.0)).tolist() for name in ("mse", "mse_error", "alpha_error"))
     rows = []
     for i, value in enumerate(mse):
@@ -123,7 +123,7 @@ def _threshold_lines(document: Mapping[str, Any], word: str) -> RenderableType:
 
 
 def _order_of_learning(steps: Sequence[JsonObject], word: str) -> str:
-    """What is learned at which sample ratio; once for components with the same threshold."""
+    """Which components are learned at which sample ratio, once for components with the same threshold."""
     parts = []
     for (value, error), together in grouped(steps, lambda step: (step["value"], step["error"])).items():
         *first, last = (str(step["layer"]) for step in together)
@@ -154,7 +154,7 @@ def own_theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
 
 
 def _notes(entries: Sequence[JsonObject]) -> list[str]:
-    """What is said of some algorithms, a line each, with their names in front."""
+    """Notes on algorithms, one line each, starting with the algorithms' names."""
     said: list[tuple[str, str]] = []
     for entry in entries:
         name, point = entry["algorithm"], entry.get("point")

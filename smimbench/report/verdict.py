@@ -1,6 +1,4 @@
-"""The verdict of each problem: which algorithm is nearest to the Bayes-optimal error, by what ratio, whether that may be
-chance, and at what cost; the same over all problems together.
-"""
+"""Verdict per problem: which algorithm is closest to the Bayes-optimal error, by what ratio, and at what cost; and a summary."""
 
 from __future__ import annotations
 
@@ -102,13 +100,13 @@ def _by_instance(rows: Rows) -> list[tuple[JsonObject, tuple[Any, ...], tuple[fl
 
 
 def _log_ratios(known: Mapping[Any, tuple[float, float]], rows: Sequence[Mapping[str, Any]]) -> dict[Any, float]:
-    """Logarithm of the ratio to the Bayes-optimal error, where that is not 0."""
+    """Logarithm of the ratio to the Bayes-optimal error, where that error is not 0."""
     zero = ZERO * max((row.get("target") or 0.0 for row in rows), default=0.0)
     return {key: math.log(e / bayes) for key, (e, bayes) in known.items() if bayes > zero and e > 0}
 
 
 def _is_told_apart(best: Mapping[str, Any], other: Mapping[str, Any], logs: Mapping[str, dict[Any, float]]) -> bool:
-    """Whether the difference is more than chance, by the runs or, where only means are kept, by those; single runs cannot say."""
+    """Whether two algorithms differ by more than chance, from runs or stored means; single runs cannot tell."""
     change = change_between(logs[best["algorithm"]], logs[other["algorithm"]], TIE)
     if change is None:
         change = change_between(_mean_log(best), _mean_log(other), TIE)
@@ -164,7 +162,7 @@ def _is_solved(layers: Rows) -> bool:
 
 
 def _rank(one: Mapping[str, Any]) -> tuple[float, ...]:
-    """What is possible and has an estimate everywhere first, then by the ratio to Bayes, then by the error where theory is 0.
+    """Sort key: algorithms with valid estimates everywhere first, then by error / optimal, then by error where theory is 0.
 
     What was seen only where theory is 0 has no ratio: it comes after those that have one. An online run is there often, at
     the sample ratio of all its fresh samples, which the others never had.
@@ -217,7 +215,7 @@ def prediction_words(one: Mapping[str, Any]) -> str:
 
 
 def prediction_cell(one: Mapping[str, Any]) -> str:
-    """The same as an entry of a table."""
+    """Whether an algorithm matches its prediction, as a table entry."""
     if one["below_optimum"]:
         return BELOW
     said = {None: "none", "finite size": "finite size?"}.get(one["prediction"], one["prediction"])
@@ -225,7 +223,7 @@ def prediction_cell(one: Mapping[str, Any]) -> str:
 
 
 def _share(value: float) -> str:
-    """A deviation to two digits."""
+    """A relative deviation to two digits."""
     return f"{value:+.0%}" if abs(value) >= 0.095 else f"{value:+.1%}"
 
 
@@ -245,7 +243,7 @@ def tied_words(verdict: Mapping[str, Any]) -> str:
 
 
 def near_words(one: Mapping[str, Any]) -> str:
-    """In place of a time to within 5% of Bayes: at no sample ratio, or not at all of them; blank where nothing was run."""
+    """Text in place of a time to within 5% of the optimum (never or partly); blank if nothing was run."""
     return "" if one["near_fraction"] is None else "partly" if one["near_fraction"] else "never"
 
 

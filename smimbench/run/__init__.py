@@ -1,4 +1,4 @@
-"""From cells to records: the loop, its clock and rules, processes and clusters, the store.
+"""Running cells and storing records: the loop with its clock, processes and clusters, the store.
 
 Import from its modules, ``from smimbench.run.loop import Status``: the attribute ``smimbench.run`` is the verb,
 ``smimbench.run(suite)``.

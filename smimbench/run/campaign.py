@@ -1,6 +1,4 @@
-"""From missing cells to stored records: what has to be run, how many at a time (here, in processes, on a cluster), and
-what ``run.json`` holds.
-"""
+"""Running a suite: which cells are missing, how many run at a time and where (here or on a cluster), and ``run.json``."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class Campaign:
-    """What of a suite has to be run, and how; nothing has been drawn yet.
+    """Cells of a suite that must be run and how to run them; nothing has been drawn yet.
 
     Attributes
     ----------
@@ -75,18 +73,18 @@ class Campaign:
     how: JsonObject = field(default_factory=dict)
 
     def left(self) -> int:
-        """How many of its cells have no record by now."""
+        """Number of the campaign's cells that still have no record."""
         return len(missing_cells(self.cells, self.store.load(), timing=self.timing))
 
     def cost(self) -> Estimate:
-        """Rough time and memory, from past runs of the suite and from trials of what was never run."""
+        """Rough time and memory of the campaign, from past runs of the suite and from trials."""
         past = self.store.load(compact=True, digests=False).values() if self.missing else ()
         return estimate_cost(self.missing, self.workers, past)
 
     def run(
         self, on_record: Callable[[JsonObject], None] | None = None, on_look: OnLook | None = None
     ) -> list[JsonObject]:
-        """Run what is missing; see ``run_cells``.
+        """Run the missing cells; see ``run_cells``.
 
         Raises
         ------
@@ -101,7 +99,7 @@ class Campaign:
         return run_cells(self.missing, self.store, on_record=on_record, on_look=on_look, **how)
 
     def _refuse_inconsistent_items(self, deadline: float | None) -> None:
-        """Before hours are spent: runs of an inconsistent posterior mean nothing, and their tables would be refused."""
+        """Raise an error for inconsistent items before hours are spent on meaningless runs."""
         labels = {cell.problem_label for cell in self.missing}
         problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
         if not all(is_third_party(*problem.spec.values()) for problem in problems):
@@ -184,7 +182,7 @@ def plan_campaign(
     dry_run: bool = False,
     **how: Any,
 ) -> Campaign:
-    """What is missing of a suite, and how many cells to run at a time; what its records share is written already.
+    """Plan which cells to run and how many at a time; what all records share is written first.
 
     Parameters
     ----------
@@ -243,7 +241,7 @@ def plan_campaign(
 
 
 def _refuse_what_never_fits(suite: Suite, cells: Sequence[Cell]) -> None:
-    """Raise SuiteError for a cell that takes more than the whole memory of this machine: nothing of it must be begun."""
+    """Raise SuiteError for a cell that needs more than the whole memory of this machine."""
     total = psutil.virtual_memory().total
     if (needed := memory_of_a_cell(cells)) > total:
         sizes = f"{needed / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
@@ -251,7 +249,7 @@ def _refuse_what_never_fits(suite: Suite, cells: Sequence[Cell]) -> None:
 
 
 def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
-    """How many cells to run at a time, and why fewer than one per core, or fewer than asked."""
+    """Number of cells to run at a time, and the reason if it is less than one per core or than requested."""
     if alone:
         return 1, [f"--workers {asked} is not used: {alone} runs one cell at a time"] * (
             asked is not None and asked > 1
@@ -268,7 +266,7 @@ def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | No
 
 
 def missing_cells(cells: Sequence[Cell], records: dict[str, JsonObject], *, timing: bool = False) -> list[Cell]:
-    """Cells without a record; in timing mode, without trusted times of this machine."""
+    """Cells without a record, or in timing mode without trusted times on this machine."""
     if timing:
         return [cell for cell in cells if f"{cell.key}.timing-{machine.fingerprint()}" not in records]
     there = {stem.partition(".")[0] for stem in records}
@@ -276,7 +274,7 @@ def missing_cells(cells: Sequence[Cell], records: dict[str, JsonObject], *, timi
 
 
 def changed_code(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list[str]:
-    """A line for every item whose code is another one than when some records were made, though its version is not."""
+    """One line for every item whose code has changed since some records were made, without a new version."""
     keys = {cell.key for cell in cells}
     others = [record["cell"] for record in records if record["key"] not in keys]
     now = {_without_code(identity): identity for identity in (cell.identity() for cell in cells)} if others else {}
@@ -364,7 +362,7 @@ def run_cells(
 
 
 def shared_document(suite: Suite) -> JsonObject:
-    """What ``run.json`` holds."""
+    """Content of ``run.json``."""
     return {
         "suite": suite.name,
         "title": suite.title,

@@ -1,6 +1,4 @@
-"""One cell to one record: draw the instance, start and run the algorithm, catch errors and lack of memory; whatever
-happens, a record comes back.
-"""
+"""Runs one cell and returns its record: draws the instance, runs the algorithm, handles errors and lack of memory."""
 
 from __future__ import annotations
 
@@ -92,12 +90,12 @@ def _backend(cell: Cell) -> Backend:
 
 
 def is_user_interrupt(error: BaseException) -> bool:
-    """Whether it is the user's Ctrl-C; a worker has that ignored, so there it is a plugin's doing."""
+    """Whether an interrupt is the user's Ctrl-C; workers ignore that, so there a plugin has raised it."""
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def _record(cell: Cell, found: JsonObject, threads: int, started: float, *, timing: bool) -> JsonObject:
-    """The whole record, as plain values; ValueError if a plugin has put into it what a record cannot hold."""
+    """The complete record as plain values; ValueError if a plugin added something a record cannot hold."""
     timed = "timing" in found
     ends = {
         "trusted": timing and timed,
@@ -127,13 +125,13 @@ def lost_record(cell: Cell, threads: int, reason: str) -> JsonObject:
 
 
 def _different(lines: list[str]) -> list[str]:
-    """Each line once, and not more than anybody reads."""
+    """Distinct lines, at most as many as anybody reads."""
     found = list(dict.fromkeys(lines))
     return found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
 
 
 def run_here(cell: Cell, timing: bool, examiner: Callable[..., Examiner] = Examiner) -> JsonObject:
-    """What a record says of a run, or of a cell that the algorithm refuses."""
+    """Result of a run as stored in its record, or that the algorithm refuses the cell."""
     problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
@@ -207,7 +205,7 @@ def run_here(cell: Cell, timing: bool, examiner: Callable[..., Examiner] = Exami
 
 
 def _placement(inputs: Any) -> str:
-    """Where the inputs are during a run."""
+    """Where the inputs are stored during a run: host, device or streamed."""
     if isinstance(inputs, DrawnInputs):
         return "drawn anew"
     away = isinstance(inputs, StreamedInputs) and not isinstance(inputs, NarrowInputs)
@@ -215,7 +213,7 @@ def _placement(inputs: Any) -> str:
 
 
 def _start(source: Examiner, instance: Instance) -> Start | None:
-    """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
+    """Initial estimate: none (the algorithm's own), a noisy teacher, or the result of another algorithm."""
     name, problem = source.cell.run.start, source.problem
     if name in STARTS:
         return source.informed(instance) if name == "informed" else None

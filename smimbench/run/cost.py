@@ -1,6 +1,4 @@
-"""What cells will cost, before anything is drawn: operations, seconds from past runs or trials, and memory; parts of a suite of
-about the same cost, and a SLURM job array that runs them.
-"""
+"""Estimated cost of cells (operations, seconds, memory), parts of a suite of equal cost, and SLURM job arrays."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ CALL = 2e-4
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run is expected to cost, and what that rests on: ``learned`` cells on past runs, ``tried`` ones on trials."""
+    """Expected cost of a run, and its basis: ``learned`` cells from past runs, ``tried`` ones from trials."""
 
     seconds: float
     peak_bytes: int
@@ -53,19 +51,19 @@ class Estimate:
 
 
 class _Work(NamedTuple):
-    """What an iteration has to compute and to read, and how many there are; None where the algorithm stops by itself."""
+    """Operations and memory reads of an iteration, and the number of iterations (None if the algorithm decides)."""
 
     flops: float
     bytes: float
     steps: int | None
 
     def seconds(self, rate: float, bandwidth: float) -> float:
-        """Of an iteration, at so many operations and bytes per second."""
+        """Duration of an iteration at these rates of operations and memory reads."""
         return max(self.flops / rate, self.bytes / bandwidth) + CALL
 
 
 class _Past(NamedTuple):
-    """How long a run has taken."""
+    """Time that an earlier run took."""
 
     alpha: float
     dimension: int
@@ -76,7 +74,7 @@ class _Past(NamedTuple):
 def estimate_cost(
     cells: Sequence[Cell], workers: int, past: Iterable[Mapping[str, Any]] = (), *, trials: bool = True
 ) -> Estimate:
-    """Rough cost before the suite is drawn.
+    """Estimate the cost of a suite before anything is drawn.
 
     A cell takes as many times what its matrix products take as earlier runs of its problem and algorithm on this machine, or
     else as some iterations on an instance that is cut down to ``TRIAL``.
@@ -116,7 +114,7 @@ def estimate_cost(
 
 
 def prices(cells: Sequence[Cell]) -> dict[str, float]:
-    """Price of each cell by its key: the same on every machine, and no past run counts."""
+    """Price of each cell by key, the same on every machine and independent of past runs."""
     found: dict[str, float] = {}
     for _, group, problem, algorithm in _groups(cells):
         refused = refusal(algorithm, problem)
@@ -129,7 +127,7 @@ def prices(cells: Sequence[Cell]) -> dict[str, float]:
 
 
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:
-    """Bytes that the largest of the cells takes, its process included."""
+    """Memory in bytes of the largest of the cells, including its process."""
     largest = 0
     for _, group, problem, _ in _groups(cells):
         points = {(cell.alpha, cell.dimension): cell for cell in group}
@@ -138,7 +136,7 @@ def memory_of_a_cell(cells: Sequence[Cell]) -> int:
 
 
 def _groups(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], Problem, Any]]:
-    """Cells with the same problem, algorithm and backend."""
+    """Cells grouped by problem, algorithm and backend."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(_identity(cell.problem, cell.algorithm, cell.backend), []).append(cell)
@@ -151,7 +149,7 @@ def _identity(*parts: Any) -> str:
 
 
 def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell], speed: tuple[float, float]) -> list[_Past]:
-    """Some iterations on a smaller instance; nothing where they fail."""
+    """Time of some iterations on a smaller instance; nothing if they fail."""
     cell = max(group, key=lambda cell: cell.alpha)
     dimension = cell.dimension
     while dimension > 8 and _work(problem, algorithm, cell, cell.alpha, dimension).seconds(*speed) > TRIAL + CALL:
@@ -169,7 +167,7 @@ def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell], speed: tuple
 
 
 def _work(problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension: int) -> _Work:
-    """The work of a run like that of ``cell`` at another sample ratio and dimension."""
+    """Work of a run like that of ``cell`` at another sample ratio and dimension."""
     model = problem.model
     samples = model.sample_count(alpha, dimension)
     plan = algorithm.plan(sizes(samples, model.tokens, dimension, alpha))
@@ -180,7 +178,7 @@ def _work(problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension:
 
 
 def _memory(problem: Problem, cell: Cell) -> int:
-    """Inputs, labels (at most a number for each pair of tokens), and a few copies of the signal."""
+    """Memory of inputs, labels (at most a number for each pair of tokens), and a few copies of the signal."""
     model, D = problem.model, cell.dimension
     samples = model.sample_count(cell.alpha, D)
     inputs = samples * model.tokens * D * _width(cell)
@@ -190,12 +188,12 @@ def _memory(problem: Problem, cell: Cell) -> int:
 
 
 def _width(cell: Cell) -> int:
-    """Bytes of a number of the inputs."""
+    """Size in bytes of one number of the inputs."""
     return 8 if cell.run.dtype == "float64" else 4
 
 
 def _ceilings_of(cell: Cell) -> tuple[float, float]:
-    """Operations and bytes per second where a cell runs; of the host only its products, measured at the size of a cache."""
+    """Peak rates of operations and memory reads where a cell runs; for the host only its cache-sized matrix products."""
     if not get_backend(cell.backend).accelerated:
         return _gemm_rate("float32" if cell.run.dtype == "float32" else "float64"), math.inf
     found = ceilings(cell.backend)
@@ -216,7 +214,7 @@ def _gemm_rate(dtype: str) -> float:
 
 @dataclass(frozen=True)
 class Shard:
-    """Part ``number`` (from 1) of ``count``."""
+    """One part of a suite: part ``number`` (from 1) of ``count``."""
 
     number: int
     count: int
@@ -226,7 +224,7 @@ class Shard:
 
 
 def read_shard(text: str) -> Shard:
-    """``"3/8"``; ValueError for anything that is no part of a whole."""
+    """Parse ``"3/8"``; ValueError for an invalid part."""
     found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
     if not found:
         raise ValueError(f"must look like 3/8, got {text[:40]!r}")
@@ -237,7 +235,7 @@ def read_shard(text: str) -> Shard:
 
 
 def array_shard(environment: Mapping[str, str] = os.environ) -> Shard | None:
-    """The part of this task of a SLURM job array; None outside of one."""
+    """Part of the suite for this task of a SLURM job array; None outside of a job array."""
     names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP")
     found = [environment.get(name, default) for name, default in zip(names, ("", "", "0", "1"))]
     if not all(value.isdigit() for value in found):
@@ -248,7 +246,7 @@ def array_shard(environment: Mapping[str, str] = os.environ) -> Shard | None:
 
 
 def cells_of_shard(cells: Sequence[Cell], shard: Shard) -> list[Cell]:
-    """The cells of a part, in the order of the suite.
+    """Cells of one part, in the order of the suite.
 
     The dearest first, each to the part that has least: the same on every machine, because prices count operations, not
     seconds, and no part depends on what has been run.
@@ -266,7 +264,7 @@ def cells_of_shard(cells: Sequence[Cell], shard: Shard) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Array:
-    """A job array: how many tasks, what each may take, and the seconds after which it stops by itself."""
+    """A SLURM job array: number of tasks, limits of each, and the seconds after which it stops by itself."""
 
     tasks: int
     minutes: int
@@ -276,7 +274,7 @@ class Array:
 
 
 def plan_array(cells: Sequence[Cell], seconds: float, minutes: int, cpus: int, most: int) -> Array:
-    """As few tasks as fill half of their time by the priced cost, never more than ``most`` or than there are cells.
+    """Plan the fewest tasks that each fill half of their time, never more than ``most`` or than there are cells.
 
     Parameters
     ----------
@@ -291,7 +289,7 @@ def plan_array(cells: Sequence[Cell], seconds: float, minutes: int, cpus: int, m
 
 
 def script(array: Array, name: str, command: Sequence[str], results: str) -> str:
-    """The batch script; a task whose budget was spent queues itself again (exit code 75) and goes on from its records."""
+    """The batch script; a task that runs out of time queues itself again (exit code 75) and continues."""
     run = [*command, "--workers", str(array.cpus), "--budget", f"{array.budget}s", "--quiet"]
     return f"""#!/bin/bash
 #SBATCH --job-name={shlex.quote(f"smimbench-{name}")}

@@ -1,4 +1,4 @@
-"""Cells on a Dask cluster; its workers need smimbench and the same plugins, not the results folder.
+"""Runs cells on a Dask cluster; workers need smimbench and the same plugins, not the results folder.
 
 Cells run in processes next to the Dask worker, one for each set of distributions, that are made for every run: code that
 was changed since the worker started is loaded as it is now, and a plugin that crashes takes no worker with it.
@@ -99,7 +99,7 @@ def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits | 
 
 
 def _asked(function: Any, *arguments: Any, **how: Any) -> tuple[Any, BaseException | None]:
-    """What a function of Dask returns, or what it raised: Dask has errors of its own for each way to lose a cluster."""
+    """Result or error of a Dask call, as Dask has different errors for each way to lose a cluster."""
     try:
         return function(*arguments, **how), None
     except (Exception, asyncio.CancelledError) as error:  # the caller tells a lost cluster from a mistake
@@ -107,7 +107,7 @@ def _asked(function: Any, *arguments: Any, **how: Any) -> tuple[Any, BaseExcepti
 
 
 def _outcome(future: Any) -> tuple[Any, BaseException | None]:
-    """What a worker sent, or why there is nothing."""
+    """Record sent by a worker, or the reason why there is none."""
     if future.status == "error":
         return None, future.exception()
     if future.status != "finished":
@@ -117,18 +117,18 @@ def _outcome(future: Any) -> tuple[Any, BaseException | None]:
 
 
 class _Watch:
-    """Notices that nobody is there who could work."""
+    """Detects that no worker is available."""
 
     def __init__(self, client: Any, address: str) -> None:
         self._client, self._address = client, address
         self._last = time.monotonic()
 
     def gone(self) -> BackendError:
-        """What to raise when the scheduler does not answer."""
+        """Error to raise when the scheduler does not respond."""
         return BackendError(f"dask: the scheduler at {self._address} is gone; what was finished is kept")
 
     def workers(self) -> JsonObject | None:
-        """The workers that the scheduler knows; None if it does not answer."""
+        """Workers known to the scheduler; None if it does not respond."""
         if self._client.status != "running":
             return None
         found, error = _asked(self._client.scheduler_info, n_workers=-1)
@@ -137,7 +137,7 @@ class _Watch:
         return None if error is not None else found["workers"]
 
     def look(self, devices: set[bool]) -> None:
-        """Raise BackendError if the scheduler, all workers, or all with a GPU where one is needed, are away for long."""
+        """Raise BackendError if the scheduler, or all suitable workers, are away for long."""
         workers = self.workers()
         if any(False in devices or "GPU" in (one.get("resources") or {}) for one in (workers or {}).values()):
             self._last = time.monotonic()
@@ -150,7 +150,7 @@ class _Watch:
 
 
 def _checked(record: Any, cell: Cell, threads: int) -> JsonObject:
-    """What a worker sent, if it is a record of the cell."""
+    """Record sent by a worker, if it is a valid record of the cell."""
     try:
         check_record_of(cell, record)
         return dict(record)
@@ -181,14 +181,14 @@ def _work_anywhere(
 
 
 class _Resting:
-    """Processes next to this Dask worker that wait for the next cell of their run, and end if none comes."""
+    """Idle processes next to a Dask worker, which wait for the next cell of their run and end if none comes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._executors: list[tuple[str, Executor, threading.Timer]] = []
 
     def take(self, run: str) -> Executor | None:
-        """One of this run, if there is one; those of other runs may have other code and are not touched."""
+        """Take an idle process of this run, if there is one; other runs may have different code."""
         with self._lock:
             found = next((one for one in self._executors if one[0] == run), None)
             if found is None:
@@ -198,7 +198,7 @@ class _Resting:
             return found[1]
 
     def put(self, run: str, executor: Executor) -> None:
-        """Let it rest."""
+        """Return a process to the idle ones."""
         timer = threading.Timer(IDLE_TIMEOUT, self._end, [executor])
         timer.daemon = True
         with self._lock:

@@ -1,5 +1,4 @@
-"""Work in processes that are supervised from outside: started with the plugins that it needs, watched, and ended with all that
-they have started.
+"""Supervised processes: started with the plugins they need, monitored, and stopped together with their children.
 
 A process that dies is replaced; one that takes too long, too much memory, or says nothing for too long is killed. What it prints
 is kept. A process serves one set of distributions only: whatever their code has changed in it, work of others never sees.
@@ -44,7 +43,7 @@ SPARE = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """What a cell, and all cells together, may take.
+    """Time and memory limits of one cell and of all cells together.
 
     Attributes
     ----------
@@ -63,7 +62,7 @@ class Limits:
 
 @dataclass(eq=False)
 class Task:
-    """Work for a process.
+    """A task for a worker process.
 
     Attributes
     ----------
@@ -97,7 +96,7 @@ class Task:
 
 
 class Ended(NamedTuple):
-    """How a task ended: with an event (answer or error), or with a reason why there is none, and a status if it was stopped."""
+    """How a task ended: with an answer or error, or with a reason why there is none, and a status if it was stopped."""
 
     task: Task
     output: str
@@ -107,7 +106,7 @@ class Ended(NamedTuple):
 
 
 class Underway(NamedTuple):
-    """A task at work, for how many seconds, and how many iterations it has made."""
+    """A running task, with its duration and iterations so far."""
 
     task: Task
     seconds: float
@@ -115,7 +114,7 @@ class Underway(NamedTuple):
 
 
 class Executor:
-    """Processes, started as they are needed and ended together.
+    """A pool of worker processes, started as needed and stopped together.
 
     Parameters
     ----------
@@ -143,7 +142,7 @@ class Executor:
         may_begin: Callable[[Task], bool | None] = lambda task: True,
         on_look: OnLook = lambda underway: None,
     ) -> Iterator[Ended]:
-        """Do tasks, in their order as far as processes are free; yields each as it ends.
+        """Run tasks in order as processes become free; yields each as it ends.
 
         Parameters
         ----------
@@ -186,7 +185,7 @@ class Executor:
             self.workers.remove(worker)
 
     def _begin(self, waiting: deque[Task], may_begin: Callable[[Task], bool | None]) -> None:
-        """Give tasks to processes as long as there are both."""
+        """Assign tasks to processes while there are both."""
         for _ in range(len(waiting)):
             if (worker := self._idle(waiting[0].distributions)) is None:
                 return
@@ -198,7 +197,7 @@ class Executor:
                 waiting.append(task)
 
     def _idle(self, distributions: frozenset[str]) -> _Worker | None:
-        """A process for these distributions with nothing to do; None if as many as may be are at work."""
+        """An idle process with these distributions loaded; None if the maximum number of processes is busy."""
         free = [worker for worker in self.workers if worker.is_idle]
         if len(self.workers) - len(free) >= self._most:
             return None
@@ -210,7 +209,7 @@ class Executor:
         return self.workers[-1]
 
     def _watch(self, limits: Limits) -> None:
-        """End what is beyond its limits; where memory runs out, the process that has most of it."""
+        """Stop tasks beyond their limits; if memory runs out, stop the process that uses most."""
         for worker in self.workers:
             if worker.is_silent:
                 self._events.put((worker, None))
@@ -225,7 +224,7 @@ class Executor:
 
 
 class _Worker:
-    """One process, and what is known of it."""
+    """One worker process and its state."""
 
     def __init__(self, registry: Any, distributions: frozenset[str], setup: JsonObject, events: Events) -> None:
         self.distributions = distributions
@@ -251,23 +250,23 @@ class _Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be given a task."""
+        """Whether the process can be given a task."""
         return self.task is None and self._verdict is None and self.process.poll() is None
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is at work, and allowed to be."""
+        """Whether the process is working on a task within its limits."""
         return self.task is not None and self._verdict is None
 
     @property
     def is_silent(self) -> bool:
-        """Whether it ended half a second ago: all that it wrote is read, also if somebody else holds its pipe open."""
+        """Whether the process ended half a second ago, so that all its output has been read."""
         if self._died is None and self.process.poll() is not None:
             self._died = time.monotonic()
         return self._died is not None and time.monotonic() - self._died > 0.5
 
     def begin(self, task: Task) -> None:
-        """Give it a task."""
+        """Give the process a task."""
         self.task = task
         self._begun = self._heard = time.monotonic()
         self._output.truncate(0)
@@ -276,7 +275,7 @@ class _Worker:
         self._send(pickle.dumps((task.kind, *task.arguments)))
 
     def receive(self, message: bytes) -> Ended | None:
-        """How its task ended, if that is what it said."""
+        """Handle one message of the process; returns how its task ended, if the message says so."""
         self._heard = time.monotonic()
         try:
             event = json.loads(message)
@@ -297,7 +296,7 @@ class _Worker:
         return Ended(task, self._printed(), event)
 
     def enforce_limits(self, limits: Limits) -> None:
-        """End it if its task is beyond a limit."""
+        """Stop the process if its task is beyond a limit."""
         task: Any = self.task
         now, after = time.monotonic(), "ended from outside"
         if os.fstat(self._output.fileno()).st_size > 1 << 24:
@@ -313,17 +312,17 @@ class _Worker:
             self.stop(Status.FAILED, f"the cell took {sizes}; {after}")
 
     def underway(self) -> Underway:
-        """What it is doing."""
+        """The task that the process is working on."""
         assert self.task is not None
         return Underway(self.task, time.monotonic() - self._begun, read_beat(self._pulse)[1])
 
     def stop(self, status: Status, reason: str) -> None:
-        """End it, and what it started; ``status`` and ``reason`` are how its task ended."""
+        """Stop the process and its children; ``status`` and ``reason`` describe how its task ended."""
         self._verdict = self._verdict or (status, reason)
         self._kill()
 
     def on_exit(self) -> Ended | Task | None:
-        """It has ended: how its task did, or the task, to be begun again."""
+        """Handle the end of the process: returns how its task ended, or the task if it must be started again."""
         printed = self._printed()
         if self._verdict is None:  # it may have closed its pipe and go on without
             unless(subprocess.TimeoutExpired, self.process.wait, 2.0)
@@ -338,17 +337,17 @@ class _Worker:
         return task if task.lost < task.chances else Ended(task, printed, None, died)
 
     def _printed(self) -> str:
-        """The end of what was printed since its task began."""
+        """The last lines printed since the task began."""
         self._output.seek(max(0, os.fstat(self._output.fileno()).st_size - LONGEST))
         return printable(self._output.read(LONGEST).decode("utf-8", "replace")).strip()
 
     def memory(self) -> int:
-        """Bytes that it and what it started have in memory."""
+        """Memory in bytes used by the process and its children."""
         known = [unless(psutil.Error, one.memory_info) for one in self._family()]
         return sum(one.rss for one in known if one is not None)
 
     def _family(self) -> list[psutil.Process]:
-        """It and what it started, also what has left its group: that is a child of it still, see ``begin_worker``."""
+        """The process and all its descendants, including those that left its process group (see ``begin_worker``)."""
         leader = None if self.process.poll() is not None else unless(psutil.Error, psutil.Process, self.process.pid)
         return [] if leader is None else [leader, *(unless(psutil.Error, leader.children, True) or ())]
 
@@ -369,7 +368,7 @@ class _Worker:
 
 
 def how_it_ended(code: int | None) -> str:
-    """How a process ended, in words."""
+    """Description of how a process ended."""
     if code is None:
         return "it closed its pipe"
     if code >= 0:

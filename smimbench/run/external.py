@@ -1,4 +1,4 @@
-"""Instances written for solvers elsewhere, in any language; their estimates read, scored as records, and the scores kept."""
+"""Instances exported for external solvers in any language, and scoring of their estimates."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def _points(suite: Suite) -> Iterator[Point]:
 
 
 def estimate_shape(point: Point) -> tuple[int, ...]:
-    """Shape of the signal."""
+    """Shape that an estimate must have: that of the signal."""
     problem = point.plan.problem
     return tuple(problem.model.signal_shape(problem.components, point.dimension))
 
 
 def draw(suite: Suite, point: Point) -> Instance:
-    """The instance of a point."""
+    """Draw the instance of a point."""
     return point.plan.problem.instance(
         point.alpha, point.dimension, point.replicate, seed=suite.seed, dtype=suite.run.dtype
     )
@@ -149,7 +149,7 @@ def _estimate_in(path: Path, shape: tuple[int, ...]) -> Array:
 
 
 def score_record(suite: Suite, point: Point, estimate: Array, label: str) -> JsonObject:
-    """A record like that of a cell, for an estimate from elsewhere: no clock ran, and nothing was seen on the way."""
+    """Record of an external estimate, like that of a cell but without times and trajectory."""
     instance = draw(suite, point)
     finite = bool(np.isfinite(estimate).all())
     # Nobody here can tell one version of an estimate from another.
@@ -167,7 +167,7 @@ def score_record(suite: Suite, point: Point, estimate: Array, label: str) -> Jso
 
 
 def _identity(suite: Suite, point: Point) -> JsonObject:
-    """The part of a cell's identity that says which instance it is."""
+    """The part of a cell's identity that determines the instance."""
     return {
         "problem": point.plan.problem.spec,
         "alpha": point.alpha,
@@ -179,12 +179,12 @@ def _identity(suite: Suite, point: Point) -> JsonObject:
 
 
 def scores_of(store: Store) -> Store:
-    """Where scores lie: in a folder of their own, apart from the cells that smimbench ran."""
+    """Folder of stored scores, separate from the cells that smimbench ran."""
     return Store(store.folder / "scored")
 
 
 def keep_scores(store: Store, records: Sequence[JsonObject]) -> None:
-    """Keep scores next to the cells of a suite; an earlier estimate under the same label of the same instance is set aside.
+    """Store scores next to the cells of a suite; an earlier estimate with the same label and instance is set aside.
 
     Raises
     ------
@@ -215,6 +215,6 @@ def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[JsonObjec
 
 
 def _instance_name(cell: Mapping[str, Any]) -> str:
-    """The instance that an estimate was made of: what its data depend on, and that is no version."""
+    """Name of the instance of an estimate: all that its data depend on, without versions."""
     bare = {kind: {k: v for k, v in item.items() if k not in CODE} for kind, item in cell["problem"].items()}
     return canonical_json([bare, *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "dtype"))])

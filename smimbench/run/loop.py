@@ -1,4 +1,4 @@
-"""The one loop that every algorithm runs in: steps, time limit, divergence, restart, stop and status; no mathematics.
+"""The loop that runs every algorithm: steps, time limit, divergence, restart, stop and status.
 
 Its clock, paused while metrics are computed, counts time on the wall, of the processor and on the device. By its heartbeat a
 supervisor sees from outside how long a step lasts, though the step never returns.
@@ -54,7 +54,7 @@ READINGS = ("predicted_overlap", "self_overlap", "squared_step", "log_informatio
 
 
 class Status(enum.Enum):
-    """How a cell ended."""
+    """Outcome of a cell."""
 
     OK = "ok"
     NOT_CONVERGED = "not-converged"
@@ -66,7 +66,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Stopping rule.
+    """Settings of the loop and its stopping rule.
 
     Attributes
     ----------
@@ -234,12 +234,12 @@ class LoopRun:
         return self._counted(self._readings.read(info))  # the one transfer of an iteration
 
     def _counted(self, info: Info) -> Info:
-        """What a step reported, with the samples that the engine has counted where they are fresh ones."""
+        """A step's report, with the number of fresh samples counted by the engine."""
         fresh: Any = self._data.fresh
         return info._replace(samples=fresh.count) if fresh.declared else info
 
     def _take(self, info: Info) -> None:
-        """A step was made and reported this: measure it, and see whether it was the last."""
+        """Record a step and its report, and decide whether it was the last."""
         settings, iteration, steps = self._settings, self.iterations, self._steps
         if info.warning is not None and (said := printable(info.warning, 2000)) not in ("", *self.warnings):
             self.warnings.append(said)
@@ -265,7 +265,7 @@ class LoopRun:
             self._resume()
 
     def _resume(self) -> None:
-        """Go on for as many iterations again where the algorithm has a version for that."""
+        """Continue for the same number of iterations if the algorithm has a version for that."""
         version = self._algorithm.retry(self._problem, "unsettled")
         if version is not None:
             self._algorithm, self._over = version, False
@@ -298,7 +298,7 @@ class LoopRun:
 
 
 def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:
-    """What an algorithm found besides its estimate, and what of it cannot be kept: a failing remark must not cost the run."""
+    """Findings of an algorithm besides its estimate, and those that cannot be stored (which must not fail the run)."""
     kept: dict[str, list[float | None]] = {}
     given, error = attempt(lambda: dict(algorithm.findings(state)))
     if error is not None:
@@ -313,7 +313,7 @@ def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]]
 
 
 def _is_logged(iteration: int, last: int) -> bool:
-    """All iterations of a short run, then about fifty for each doubling: enough to time any target to 2%."""
+    """Whether an iteration is recorded: all of a short run, then about fifty per doubling."""
     if last <= 200 or iteration <= 50:
         return True
     stride: int = 2 ** max(0, int(math.log2(iteration / 50)))
@@ -338,7 +338,7 @@ class Readings:
         self._coarsest = 0.0
 
     def read(self, info: Info) -> Info:
-        """The same on the host: the residual a float, readings float64 arrays."""
+        """Readings of the steps on the host: the residual a float, other readings float64 arrays."""
         values = {"residual": info.residual}
         values |= {name: value for name in READINGS if (value := getattr(info, name)) is not None}
         host = read_together(*values.values())
@@ -362,20 +362,20 @@ class Readings:
         return ""
 
     def warnings(self) -> list[str]:
-        """A warning if the posterior was once integrated so coarsely that it may show."""
+        """Warning if the posterior was once integrated so coarsely that results may be affected."""
         if self._coarsest < 1e-3:
             return []
         return [f"posterior integrals were accurate to {self._coarsest:.0e} of their width only"]
 
     def final(self) -> JsonObject:
-        """Last readings, as a record has them."""
+        """Last readings in the form stored in a record."""
         kept = {name: value.tolist() for name in READINGS if (value := getattr(self.latest, name)) is not None}
         return {"residual": self.latest.residual, **kept}
 
 
 @dataclass
 class Trajectory:
-    """The measured points of a run: errors of the estimate, each at its iteration and its second."""
+    """Measured points of a run: errors of the estimate with iteration and time."""
 
     instance: Instance
     metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -397,7 +397,7 @@ class Trajectory:
             self.trajectory.setdefault(name, []).append(entry)
 
     def spread(self) -> dict[str, list[float]]:
-        """Standard deviation of every metric, per component, over the measured ones of the last 40 iterations."""
+        """Standard deviation of every metric, per component, over the measured points of the last 40 iterations."""
         iterations = self.trajectory["iteration"]
         count = sum(iteration > iterations[-1] - 40 for iteration in iterations)
         return {f"{name}_spread": np.std(self.trajectory[name][-count:], axis=0).tolist() for name in self.metrics}
@@ -417,7 +417,7 @@ _shared: mmap.mmap | None = None
 
 
 def beat_to(path: Path) -> None:
-    """Beat into this file from now on; in a worker, once."""
+    """Write heartbeats to this file from now on; called once in a worker."""
     global _shared
     with open(path, "r+b") as file:
         _shared = mmap.mmap(file.fileno(), len(STILL))
@@ -429,13 +429,13 @@ def _beat(offset: int, value: float) -> None:
 
 
 def iterations_made(iterations: int) -> None:
-    """So many iterations of this run have been made."""
+    """Report the number of iterations of this run so far."""
     _beat(8, iterations)
 
 
 @contextlib.contextmanager
 def running(seconds: float) -> Iterator[None]:
-    """The algorithm's clock, which has so many seconds on it, runs meanwhile."""
+    """Context in which the algorithm's clock, which shows this many seconds, is running."""
     _beat(0, time.monotonic() - seconds)
     try:
         yield
@@ -444,7 +444,7 @@ def running(seconds: float) -> Iterator[None]:
 
 
 def read_beat(path: Path) -> tuple[float, int]:
-    """Seconds on the clock of a process (0 while it stands still), and iterations made."""
+    """Seconds on the clock of a process (0 while it stands still) and its number of iterations."""
     origin, iterations = struct.unpack("dd", path.read_bytes())
     return time.monotonic() - origin if origin else 0.0, int(iterations)
 
@@ -459,7 +459,7 @@ class Clock:
     durations: list[float] = field(default_factory=list)
 
     def time(self, work: Callable[[], T], backend: Backend) -> T:
-        """What ``work`` returns; the time that it takes is added."""
+        """Call ``work`` and add its duration to the clock."""
         cpu = time.process_time()
         stop = backend.stopwatch()
         with running(self.seconds):

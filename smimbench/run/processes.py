@@ -1,5 +1,4 @@
-"""Cells in supervised processes: a cell whose process dies gets a second chance in a new one, then it is a failed cell. Several
-runs into one folder share the cells by claim files, without a lock and without waiting for the dead.
+"""Runs cells in supervised processes, with one retry if a process dies; several runs share a folder by claim files.
 
 A claim is a small file that is made by one process only (``O_EXCL``, also on network file systems) and touched as long as its
 cell runs. One that was not touched for ``STALE`` seconds belongs to nobody. A claim decides who computes, never what counts: two
@@ -41,7 +40,7 @@ def in_processes(
     claims: Claims | None = None,
     on_look: OnLook | None = None,
 ) -> Iterator[JsonObject]:
-    """Run cells in so many processes at a time; records come as they end.
+    """Run cells in this number of processes at a time; yields records as they finish.
 
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_look`` is told
     several times a second what is being run.
@@ -73,7 +72,7 @@ def in_processes(
 
 
 def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
-    """A cell as work for a process."""
+    """The task of running a cell in a worker process."""
     accept = partial(check_record_of, cell)
     return Task("cell", (cell,), distributions, accept, chances=2, timeout=cell.run.timeout)
 
@@ -100,7 +99,7 @@ def record_of(ended: Ended, threads: int) -> JsonObject:
 
 
 class Claims:
-    """Claims in the folder of a store.
+    """Claim files in a store's folder, by which several runs share its cells.
 
     Parameters
     ----------
@@ -115,11 +114,11 @@ class Claims:
         self._touched = time.monotonic()
 
     def is_done(self, key: str) -> bool:
-        """Whether there is a record by now."""
+        """Whether the cell has a record by now."""
         return (self.records / f"{key}.json").exists()
 
     def take(self, key: str) -> bool:
-        """Whether the cell is ours to run; a folder that cannot be written to is no reason not to."""
+        """Try to claim a cell; if the folder cannot be written to, the cell may be run anyway."""
         if key in self._own:
             return True
         if self.is_done(key):
@@ -144,20 +143,20 @@ class Claims:
         return True
 
     def touch(self) -> None:
-        """Say that our cells are still running, now and then."""
+        """Renew our claims from time to time to show that the cells are still running."""
         if time.monotonic() - self._touched > STALE / 6:
             self._touched = time.monotonic()
             for key in self._own:
                 unless(OSError, os.utime, self.folder / key)
 
     def release(self, key: str) -> None:
-        """Give a cell back: it is done, or it will not be run."""
+        """Release the claim on a cell that is done or will not be run."""
         if key in self._own:
             self._own.discard(key)
             unless(OSError, (self.folder / key).unlink)
 
     def close(self) -> None:
-        """Give all of them back, and the folder if it is empty."""
+        """Release all claims, and remove the folder if it is empty."""
         for key in list(self._own):
             self.release(key)
         unless(OSError, self.folder.rmdir)

@@ -1,6 +1,4 @@
-"""What is stored, field by field: records of cells with their key and digest, answers of theory with their question; and plain
-values in place of a plugin's.
-"""
+"""Format of stored files: records of cells with key and digest, and theory results with their question."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ Text = Annotated[str, Field(max_length=2 * LONGEST + 1000)]
 
 
 class _Open(pydantic.BaseModel):
-    """Fields may be added to a record; those named here keep their meaning and their type."""
+    """Base class of stored structures to which fields may be added; named fields keep meaning and type."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -52,7 +50,7 @@ class Specification(_Open):
 
 
 class Identity(_Open):
-    """All that can change the result of a cell; the key is the SHA-256 of its canonical JSON."""
+    """All settings that can change a cell's result; the key is the SHA-256 of its canonical JSON."""
 
     problem: Specification
     algorithm: Item
@@ -64,7 +62,7 @@ class Identity(_Open):
 
 
 class Timing(_Open):
-    """Times in seconds, memory in bytes; comparable on one ``machine`` only, and there if ``trusted``."""
+    """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``."""
 
     trusted: bool = False
     machine: str
@@ -90,7 +88,7 @@ class LongTrajectory(pydantic.BaseModel):
 
 
 class SharedDocument(_Open):
-    """What all cells of a run share, as ``run.json`` holds it: the text of the suite, options, versions and machine."""
+    """What all cells of a run share, stored in ``run.json``: text of the suite, options, versions and machine."""
 
     suite: str
     title: str = ""
@@ -152,7 +150,7 @@ class Record(_Open):
 
 
 def new_record(cell: JsonObject, problem: str, algorithm: str, found: JsonObject) -> JsonObject:
-    """What was found of a cell, given by its identity and labels, with what all records begin and end with."""
+    """Record of a cell with the fields that all records have, from its identity, labels and results."""
     record = {"key": key_of(cell), "cell": cell, "problem": problem, "algorithm": algorithm, **found}
     record.setdefault("metrics", {})
     return record | {"machine": machine.machine_info(), "versions": machine.versions()}
@@ -164,7 +162,7 @@ def record_schema() -> JsonObject:
 
 
 def check_record(record: Any, digests: bool = True) -> None:
-    """Raise ValueError unless this is a record, of this format, as it was written, under the key of its own cell.
+    """Raise ValueError unless this is an unchanged record of this format under the key of its cell.
 
     Without ``digests`` only its format and the types of its fields are checked, in half of the time.
     """
@@ -185,7 +183,7 @@ def check_types(record: JsonObject) -> None:
 
 
 def check_model(model: type[pydantic.BaseModel] | pydantic.TypeAdapter[Any], value: Any, what: str) -> None:
-    """Raise ValueError, with the first wrong field, unless a value has the structure of a model."""
+    """Raise ValueError, naming the first wrong field, unless a value has the structure of a model."""
     try:
         if isinstance(model, pydantic.TypeAdapter):
             model.validate_python(value, strict=True)
@@ -205,24 +203,24 @@ def _short(value: Any) -> str:
 
 
 def digest_of(document: JsonObject) -> str:
-    """SHA-256 of a document without its digest, as JSON with sorted keys; numbers that are none are allowed."""
+    """SHA-256 of a document without its digest, as JSON with sorted keys; NaN and infinity are allowed."""
     body = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), default=plain_value)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sealed(document: JsonObject) -> JsonObject:
-    """A document with its digest."""
+    """A document with its digest added."""
     return {**document, "digest": digest_of(document)}
 
 
 def text_of(record: JsonObject) -> str:
-    """A record as its file holds it, to the last byte."""
+    """Exact text of a record's file."""
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A copy that JSON can hold, whatever a plugin has put in: numbers that are none become null, odd objects their text."""
+    """Copy that JSON can hold, whatever a plugin has added: NaN and infinity become null, other objects their text."""
     if depth > 20:
         raise ValueError("nested more than 20 deep")
     match value:
@@ -252,7 +250,7 @@ Nested = Number | bool | Text | Numbers | list[Numbers] | dict[str, Number | Tex
 
 
 class OwnPoint(pydantic.BaseModel):
-    """A fixed point of theory; of every component, or pair of components, a number. Other fields hold numbers and text."""
+    """A fixed point of an algorithm's theory; one number per component or pair of components. Other fields are free."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
     __pydantic_extra__: dict[str, Nested]
@@ -288,14 +286,14 @@ class OwnPoint(pydantic.BaseModel):
 
 
 class Point(OwnPoint):
-    """A Bayes-optimal fixed point, or a competing one."""
+    """A Bayes-optimal or competing fixed point."""
 
     alpha: float
     branch: Text
 
 
 class Location(pydantic.BaseModel):
-    """A sample ratio at which something begins or ends."""
+    """A critical sample ratio."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
@@ -328,7 +326,7 @@ def _is_matrix(value: Any) -> Any:
 
 
 class Node(pydantic.BaseModel):
-    """Information at one overlap: a matrix (or a stack of them) and its error."""
+    """Information at one overlap: a matrix (or a stack of matrices) and its error."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
@@ -354,7 +352,7 @@ _adapter = functools.cache(lambda kind: pydantic.TypeAdapter(MODELS[kind]))
 
 
 def check_answer(kind: str, answer: Any, components: int | None) -> None:
-    """Raise ValueError unless an answer (its kind is a key of ``MODELS``) has the right structure."""
+    """Raise ValueError unless a theory result (its kind is a key of ``MODELS``) has the right structure."""
     if kind not in MODELS:
         raise ValueError("this is not a stored theory result")
     check_model(_adapter(kind), answer, "an answer of theory")
@@ -365,13 +363,13 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
 
 
 def write_answer(file: Path, question: JsonObject, answer: Any) -> None:
-    """Write an answer with its question, and with the machine and the versions that it was found with."""
+    """Write a theory result with its question, machine and versions."""
     found = {**question, "answer": answer, "machine": machine.fingerprint(), "versions": machine.versions()}
     write_atomically(file, document_text(sealed(found)).encode())
 
 
 def read_answer(file: Path, question: JsonObject | None = None) -> JsonObject:
-    """The document of an answer as it was written, its digest left out.
+    """Read a theory result as it was written, without its digest.
 
     Raises
     ------
@@ -391,5 +389,5 @@ def read_answer(file: Path, question: JsonObject | None = None) -> JsonObject:
 
 
 def document_text(document: Any) -> str:
-    """A document as its file holds it, to the last byte."""
+    """Exact text of a document's file."""
     return json.dumps(document, default=plain_value)

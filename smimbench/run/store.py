@@ -1,5 +1,4 @@
-"""Records on disk: one immutable file per finished cell, trajectories as ``.npz`` next to it, ``run.json``; written
-atomically, never trusted without a digest.
+"""Records on disk: one immutable file per finished cell, trajectories as ``.npz``, and ``run.json``; all with digests.
 
 Many workers, many machines and a network file system need no lock: a file's name is the content address of its cell,
 and it appears whole or not at all.
@@ -48,7 +47,7 @@ ASIDE = "set-aside"
 
 
 class Store:
-    """A folder of records.
+    """A folder of records of finished cells.
 
     Parameters
     ----------
@@ -80,11 +79,11 @@ class Store:
         return path
 
     def sync(self) -> None:
-        """Make the names of all records durable; after a power cut before this, the latest cells just run again."""
+        """Make all record files durable; after an earlier power cut the latest cells just run again."""
         sync_folder(self.folder)
 
     def write_shared(self, document: JsonObject) -> None:
-        """Write ``run.json``: what all cells share."""
+        """Write ``run.json``, which holds what all cells share."""
         write_atomically(self.folder / "run.json", text_of(sealed(plain(document))).encode())
 
     def read_shared(self) -> JsonObject:
@@ -98,7 +97,7 @@ class Store:
         return {}
 
     def check_shared(self) -> JsonObject:
-        """Read ``run.json``.
+        """Read ``run.json``; raise an error if it cannot be trusted.
 
         Raises
         ------
@@ -191,7 +190,7 @@ class Store:
 
 
 def move_aside(path: Path, folder: Path) -> Path:
-    """Move a file, and the trajectory next to it, into ``set-aside/`` under names that nothing will overwrite."""
+    """Move a file, and the trajectory next to it, into ``set-aside/`` under new names."""
     target = folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -203,14 +202,14 @@ def move_aside(path: Path, folder: Path) -> Path:
 
 
 def _file_stem(record: JsonObject) -> str:
-    """The cell's key; timings that may be trusted are a file of their own per machine."""
+    """File name of a record: the cell's key; trusted timings have a separate file per machine."""
     timing = record.get("timing") or {}
     suffix = f".timing-{timing['machine']}" if timing.get("trusted") else ""
     return f"{record['key']}{suffix}"
 
 
 def _compacted(record: JsonObject, known: JsonObject) -> JsonObject:
-    """A record for ``load(compact=True)``; ``known`` is what earlier ones have in common with it."""
+    """A record for ``load(compact=True)``; ``known`` holds parts shared with earlier records."""
 
     def shared(table: JsonObject) -> JsonObject:
         return {known.setdefault(key, key): value for key, value in table.items()}
@@ -227,7 +226,7 @@ def _compacted(record: JsonObject, known: JsonObject) -> JsonObject:
 
 
 def _check_columns(arrays: Columns, metrics: JsonObject) -> None:
-    """Raise ValueError unless these are the columns of a trajectory."""
+    """Raise ValueError unless these arrays are the columns of a trajectory."""
     if not len(arrays.get("iteration", ())):
         raise ValueError("has no iterations")
     for name, values in arrays.items():
@@ -240,7 +239,7 @@ def _check_columns(arrays: Columns, metrics: JsonObject) -> None:
 
 
 def _from_lists(found: JsonObject) -> Columns:
-    """Columns as arrays; null is not-a-number."""
+    """Columns as arrays; null becomes NaN."""
     return {key: np.asarray(values, dtype=float) for key, values in found.items()}
 
 
@@ -259,13 +258,13 @@ def _unpacked_npz(path: Path, found: JsonObject) -> Columns:
 
 
 def theory_folder(store: Store) -> Path:
-    """Where answers of theory are kept next to the records: one folder for all suites under the same ``--results``."""
+    """Folder of stored theory results, shared by all suites under the same ``--results``."""
     return store.folder.parent / "theory"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One way in which a suite was run: the store with its records, and what ``run.json`` says."""
+    """One way in which a suite was run: its store of records and its ``run.json``."""
 
     folder: Path
     store: Store
@@ -278,27 +277,27 @@ class Settings:
 
     @property
     def words(self) -> str:
-        """The options that make them, as one would type them; empty for the suite as it is written."""
+        """Options that make these settings, as typed; empty for the suite as written."""
         return words_of(self.shared)
 
 
 def asked(suite: Suite) -> JsonObject:
-    """What ``--set`` and ``--only`` have made of a suite, as ``run.json`` holds it."""
+    """What ``--set`` and ``--only`` changed in a suite, from ``run.json``."""
     return {"overrides": list(suite.overrides), "only": [f"{key}={value}" for key, value in suite.only]}
 
 
 def options_of(suite: Suite) -> str:
-    """The options that made a suite what it is, as one would type them."""
+    """Options that changed a suite, as typed."""
     return words_of(asked(suite))
 
 
 def words_of(shared: JsonObject) -> str:
-    """The options that ``run.json`` names, as one would type them."""
+    """Options named in ``run.json``, as typed."""
     return " ".join(f"{option} {shlex.quote(text)}" for option, text in _sorted_options(shared))
 
 
 def _sorted_options(shared: JsonObject) -> list[tuple[str, str]]:
-    """Options in one order, whatever order they were given in.
+    """Options in a fixed order, independent of how they were given.
 
     Of a key that is set twice the last counts, of what is appended everything.
     """
@@ -309,7 +308,7 @@ def _sorted_options(shared: JsonObject) -> list[tuple[str, str]]:
 
 
 def settings_folder(suite: Suite, store: Store) -> Path:
-    """Where ``run.json`` and the figures of a suite lie that was changed in this way."""
+    """Folder with ``run.json`` and figures of a suite run with these changes."""
     given = _sorted_options(asked(suite))
     if not given:
         return store.folder
@@ -319,7 +318,7 @@ def settings_folder(suite: Suite, store: Store) -> Path:
 
 
 def settings_under(folder: Path) -> list[Settings]:
-    """What was run in a folder: that of one settings, of a suite, or of all suites of one ``--results``."""
+    """All settings found in a folder: of one run, of a suite, or of all suites of one ``--results``."""
     if (own := _read_settings(folder)) is not None:
         return [own]
     inside = settings_of_suite(folder)
@@ -329,7 +328,7 @@ def settings_under(folder: Path) -> list[Settings]:
 
 
 def settings_of_suite(folder: Path) -> list[Settings]:
-    """All settings under which one suite was run, its own first."""
+    """All settings under which a suite was run, unchanged settings first."""
     places = [folder, *(sorted((folder / FOLDER).iterdir()) if (folder / FOLDER).is_dir() else ())]
     return [found for found in map(_read_settings, places) if found is not None]
 
@@ -344,7 +343,7 @@ def _read_settings(folder: Path) -> Settings | None:
 
 
 def why_none(folder: Path) -> str:
-    """Why nothing that was run is found under a folder, in words."""
+    """Reason why no runs were found under a folder."""
     try:
         Store(folder).check_shared()
     except ValueError as error:

@@ -1,6 +1,4 @@
-"""Answers of theory (points, thresholds, an algorithm's own) as plain documents, each computed once and kept on disk,
-with the nodes that they came from; who waits is told of each node.
-"""
+"""Stored theory results (points, thresholds, an algorithm's own theory), each computed once, with progress reports."""
 
 from __future__ import annotations
 
@@ -49,11 +47,11 @@ SLOW = 0.02
 
 
 class TheoryError(RuntimeError):
-    """What code of a plugin raised while theory was solved: under the name of its own type, with its message."""
+    """Error raised by a plugin's code while theory was solved, with its own type name and message."""
 
     @staticmethod
     def named(name: str, message: str) -> TheoryError:
-        """The error of this name."""
+        """Make the error type of this name."""
         found: TheoryError = type(name, (TheoryError,), {})(message)
         return found
 
@@ -80,7 +78,7 @@ def _boundary(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class Progress(NamedTuple):
-    """How far the theory of a problem is: answers found of those asked for, nodes in use, and where the curve has arrived."""
+    """Progress of a problem's theory: results found and requested, nodes in use, and position on the curve."""
 
     done: int
     total: int
@@ -89,7 +87,7 @@ class Progress(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept of the theory of some problems."""
+    """How much of the theory of some problems is stored."""
 
     points: int
     thresholds: int
@@ -97,11 +95,11 @@ class Kept(NamedTuple):
 
 
 class NotStored(ProblemError):
-    """Theory that is not stored, asked of a cache that only reads."""
+    """A theory result is not stored and the cache may only read."""
 
 
 class TheoryCache:
-    """Answers what theory says of a problem: each is solved once, and read from then on.
+    """Theory results of problems; each is solved once and read from then on.
 
     Parameters
     ----------
@@ -144,7 +142,7 @@ class TheoryCache:
         return [self._memory["point", key, alpha] for alpha in wanted]
 
     def points_at_hand(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]] | None:
-        """As ``points``; None where one of them is not stored and this cache only reads."""
+        """Theory points as ``points`` gives them; None if one is not stored and this cache only reads."""
         with contextlib.suppress(NotStored):
             return self.points(problem, alphas)
         return None
@@ -180,12 +178,12 @@ class TheoryCache:
         return {}
 
     def _is_costly(self, problem: Problem) -> bool:
-        """Whether components mix, so that a curve takes minutes."""
+        """Whether components are coupled, so that a curve takes minutes."""
         return problem.components > 1 and fixed_point_curve(problem) is None
 
     @_boundary
     def own(self, problem: Problem, spec: JsonObject, alpha: float, conditions: Conditions) -> JsonObject | str:
-        """What theory says of an algorithm: its own point as a JSON object, or in words why there is none.
+        """An algorithm's own theory: its point as a JSON object, or the reason why there is none.
 
         ``spec`` names it with its version and parameters; what the problem's own theory says is added to the conditions.
         """
@@ -196,7 +194,7 @@ class TheoryCache:
         return found
 
     def _answer(self, kind: str, problem: Problem, question: Any, ratio: Ratio, *more: Any) -> Any:
-        """An answer that is kept; or solved, and kept."""
+        """A theory result that is stored already, or is solved and stored now."""
         key = canonical_json(question)
         if self._recall(kind, problem, key, ratio) is None:
             with _nodes_watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
@@ -236,7 +234,7 @@ class TheoryCache:
     # -- what is kept ---------------------------------------------------------------------------------------------------
 
     def kept(self, problems: Iterable[tuple[Problem, Sequence[float]]]) -> Kept:
-        """How much of the answers for these sample ratios, and how many nodes, are on disk or in memory."""
+        """How many results for these sample ratios, and how many nodes, are on disk or in memory."""
         points = found = nodes = 0
         for problem, alphas in problems:
             key = canonical_json(problem.spec)
@@ -246,7 +244,7 @@ class TheoryCache:
         return Kept(points, found, nodes)
 
     def set_aside(self, problems: Iterable[Problem]) -> int:
-        """Move answers and nodes of these problems out of the way, so that they are computed again; how many files."""
+        """Move results and nodes of these problems aside, so that they are computed again; returns the number of files."""
         moved = 0
         for key in {canonical_json(problem.spec) for problem in problems}:
             self._memory = {name: answer for name, answer in self._memory.items() if name[1] != key}
@@ -279,7 +277,7 @@ class TheoryCache:
             self._keep_nodes(problem, self.nodes_folder(key))
 
     def _compare_code(self, problem: Problem) -> None:
-        """Say which kept answers are of this problem, but for the code of its items."""
+        """Report which stored results belong to this problem except for the code of its items."""
         kinds = [kind for kind, spec in problem.spec.items() if "source" in spec]
         if self.folder is None or not kinds:
             return
@@ -316,7 +314,7 @@ class TheoryCache:
         evaluations.evaluate = evaluate
 
     def nodes_folder(self, key: str) -> Path:
-        """Where the nodes of a problem are kept, whose specification as canonical JSON is ``key``."""
+        """Folder of the nodes of a problem, whose specification as canonical JSON is ``key``."""
         assert self.folder is not None
         return self.folder / "nodes" / nodes_name(key)
 
@@ -337,7 +335,7 @@ class TheoryCache:
         return self._memory.get((kind, key, alpha))
 
     def _sound_answer(self, kind: str, file: Path, question: JsonObject, components: int) -> Any:
-        """The answer in a file; one that cannot be trusted is moved aside with a remark, and computed again."""
+        """Read a stored result; an invalid one is moved aside with a remark and computed again."""
         try:
             answer = read_answer(file, question)["answer"]
             check_answer(kind, answer, components)
@@ -376,7 +374,7 @@ def _nodes_watched(problem: Problem, tell: Callable[[int, float | None], None]) 
 
 
 class Solver:
-    """Answers questions about problems in a process of its own; what it finds on the way is told to the parent."""
+    """Worker that solves theory questions in its own process and sends intermediate results to the parent."""
 
     def __init__(self, folder: str | None, tell: Callable[..., None]) -> None:
         self._cache = TheoryCache(None if folder is None else Path(folder))
@@ -385,7 +383,7 @@ class Solver:
         self._problems: dict[str, Problem] = {}
 
     def answer(self, what: str, spec: JsonObject, *more: Any) -> Any:
-        """The answer to a question about a problem.
+        """Answer one theory question about a problem.
 
         Raises
         ------
@@ -418,13 +416,13 @@ def answer_name(kind: str, key: str, alpha: Ratio, version: int = THEORY_VERSION
 
 
 def node_answer(found: Uncertain) -> JsonObject:
-    """A node as its file holds it."""
+    """A node in the form in which its file stores it."""
     value, error = (np.asarray(part, dtype=float).tolist() for part in (found.value, found.error))
     return {"value": value, "error": error, "method": found.method}
 
 
 def nodes_name(key: str, version: int = THEORY_VERSION) -> str:
-    """Name of the folder of the nodes of a problem."""
+    """Name of a problem's folder of nodes."""
     return _file_name(version, key)
 
 

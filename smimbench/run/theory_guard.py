@@ -1,4 +1,4 @@
-"""Theory in supervised processes: what needs a plugin, what has a deadline, and problems or nodes side by side.
+"""Solves theory in supervised processes: for third-party code, deadlines, and several problems or nodes in parallel.
 
 A posterior that aborts, an algorithm's theory that never returns or takes all memory: its rows say so, the others stay. What
 ships with smimbench is solved where it is asked for. The processes share nothing but the folder of answers and nodes; what they
@@ -32,12 +32,12 @@ PATIENCE = 900.0
 
 
 def is_third_party(*specs: Mapping[str, Any]) -> bool:
-    """Whether any of these items came with another package than smimbench."""
+    """Whether any of these items comes from a package other than smimbench."""
     return any("distribution" in spec for spec in specs)
 
 
 class GuardedTheory(TheoryCache):
-    """Answers of theory, as those of its parent class; what is not smimbench's own is solved in another process.
+    """Theory cache that solves third-party problems in another process.
 
     That process has the plugins of the distributions that the question needs, and of no other.
 
@@ -70,7 +70,7 @@ class GuardedTheory(TheoryCache):
         return self.deadline is not None or is_third_party(*specs)
 
     def begin(self, problem: Problem) -> None:
-        """See ``TheoryCache``."""
+        """Prepare a problem's theory (see ``TheoryCache``)."""
         if self._is_solved_elsewhere(*problem.spec.values()):
             self._ask("begin", problem)
         else:
@@ -82,7 +82,7 @@ class GuardedTheory(TheoryCache):
         return super()._is_costly(problem)
 
     def solve(self, what: str, problem: Problem, *more: Any) -> Iterator[Any]:
-        """See ``TheoryCache``."""
+        """Solve theory results in another process where needed (see ``TheoryCache``)."""
         specs = [*problem.spec.values(), *(more[:1] if what == "own" else ())]
         if not self._is_solved_elsewhere(*specs):
             return super().solve(what, problem, *more)
@@ -139,7 +139,7 @@ def solve_in_processes(
     *,
     thresholds: bool = True,
 ) -> None:
-    """Solve problems with their sample ratios side by side, and leave the answers in the cache.
+    """Solve problems and their sample ratios in parallel, and store the results in the cache.
 
     Parameters
     ----------

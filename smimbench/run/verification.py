@@ -1,6 +1,4 @@
-"""Whether stored results are what they say, for ``verify``: every byte of every file, theory solved again, and a rerun of a
-sample of cells. Nothing is written.
-"""
+"""Verifies stored results for ``verify``: bytes of every file, theory solved again, a sample of cells run again."""
 
 from __future__ import annotations
 
@@ -44,14 +42,14 @@ of the ninth digit under a digest that fits goes unnoticed."""
 
 @dataclass
 class Verification:
-    """What was looked at, and what does not agree, one line each."""
+    """What was verified, and one line for each thing that does not agree."""
 
     checked: int = 0
     wrong: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def add(self, complaints: Sequence[str]) -> None:
-        """One more thing that was looked at."""
+        """Count one more verified thing, with its disagreement if there is one."""
         self.checked += 1
         self.wrong.extend(complaints)
 
@@ -76,7 +74,7 @@ def files(store: Store) -> Verification:
 
 
 def complaints_of(path: Path, text: Callable[[Path], str]) -> list[str]:
-    """What is wrong with a file of which ``text`` reads what it should hold to the last byte."""
+    """What is wrong with a file, by comparing it byte by byte with what ``text`` rebuilds from it."""
     try:
         return [] if text(path).encode() == path.read_bytes() else [f"{path}: {OTHER_TEXT}"]
     except (OSError, ValueError) as error:
@@ -145,7 +143,7 @@ def _is_named_by_its_question(path: Path, kind: str, document: JsonObject) -> bo
 
 
 def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verification, nodes: Verification) -> int:
-    """Compare stored answers of a problem with answers that are found now, without a look at any file.
+    """Compare stored theory results of a problem with newly solved ones, without reading any stored file.
 
     Returns
     -------
@@ -188,7 +186,7 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
 
 
 def _unlike(path: Path, document: JsonObject, new: Any) -> list[str]:
-    """In what a stored answer differs from one that was found now, in words."""
+    """Description of how a stored result differs from a new one."""
     new = json.loads(document_text(new))
     here = document.get("machine") == machine.fingerprint() and document.get("versions") == machine.versions()
     relative, absolute = ROUNDED, ROUNDED / 100
@@ -200,7 +198,7 @@ def _unlike(path: Path, document: JsonObject, new: Any) -> list[str]:
 
 
 def _points_in(answer: Any) -> Iterator[JsonObject]:
-    """The points of an answer: itself, or those of its branches, or of the branches along a line."""
+    """Theory points in a result: itself, those of its branches, or those of branches along a line."""
     if isinstance(answer, dict) and "mse_error" in answer:
         yield answer
     for part in answer if isinstance(answer, list) else ():
@@ -235,7 +233,7 @@ def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, JsonObj
 
 
 def _timeless(record: JsonObject) -> JsonObject:
-    """What of a record does not come from a clock or a place."""
+    """The part of a record that does not depend on a clock or a place."""
     names = ("status", "metrics", "samples", "sample_ratio", "iterations", "restarts", "final", "blank")
     return json.loads(json.dumps({name: record.get(name) for name in names}))  # type: ignore[no-any-return]
 

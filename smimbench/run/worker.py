@@ -1,4 +1,4 @@
-"""A process that works for its parent: tasks come in on one pipe, answers go out on another, whatever a plugin does.
+"""A worker process: receives tasks on one pipe and sends answers on another, whatever a plugin does.
 
 What is printed goes to a file that the parent keeps. The process ends with its parent, also if that was killed.
 
@@ -36,7 +36,7 @@ HEAD = struct.Struct(">Q")
 
 
 def send(stream: IO[bytes], data: bytes) -> None:
-    """One message."""
+    """Send one message to the parent."""
     stream.write(HEAD.pack(len(data)) + data)
     stream.flush()
 
@@ -71,7 +71,7 @@ def listen(stream: IO[bytes], receive: Callable[[bytes | None], object], longest
 
 
 def main() -> None:
-    """Do tasks until the parent closes the pipe: the boundary at which errors of plugins become answers."""
+    """Run tasks until the parent closes the pipe; errors of plugins become answers here."""
     inbox, target = _begin()
     setup: JsonObject = json.loads(inbox.get())
     knows_teachers = setup["third_party"] and "timing" in setup and "student" not in setup
@@ -90,7 +90,7 @@ def main() -> None:
         send(target, json.dumps(event, default=plain_value).encode())
 
     def ask(call: str, estimate: Any = None, **arguments: Any) -> Any:
-        """What the parent answers."""
+        """Ask the parent a question and return its answer."""
         from smimbench.backend.arrays import to_host
 
         body = io.BytesIO()

@@ -1,6 +1,4 @@
-"""Checks of channels: likelihood, shapes, samples, symmetry; what the posterior says of single samples, against simulation with
-``forward``; derivatives (``gradient``, ``vjp``).
-"""
+"""Checks of channels: likelihood, shapes, symmetry, posteriors against simulation with ``forward``, derivatives."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ USUAL = (0.5, 0.6)
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Any, Any]]:
-    """Every model, with the channel as the engine completes it."""
+    """Every model, with the channel completed as in the engine."""
     for model in context.models:
         yield model, context.completed(model)
 
@@ -43,7 +41,7 @@ channel_check = partial(published, ("channel",), cases=_cases)
 def drawn(
     context: CheckContext, model: Any, n: int, *key: int, point: tuple[float, float] = USUAL
 ) -> tuple[Array, Array, Array, Array]:
-    """``V, omega, z, y`` of n samples on the Nishimori line: ``omega ~ N(0, q I)``, ``z ~ N(omega, V)``."""
+    """Draw ``V, omega, z, y`` for n samples: ``omega ~ N(0, q I)``, ``z ~ N(omega, V)``."""
     (q, v), P, rng = point, int(context.item.components), context.rng(*key)
     V = v * (np.full((P, P), 0.3) + 0.7 * np.eye(P))  # components are correlated
     omega = math.sqrt(q) * rng.standard_normal((n, P, model.sites))
@@ -52,7 +50,7 @@ def drawn(
 
 
 def _part(context: CheckContext, channel: Any, part: str, y: Array, omega: Array, V: Array) -> Array:
-    """A part of the posterior, always with the same random numbers."""
+    """One part of the posterior, always computed with the same random numbers."""
     found: Array = getattr(
         channel.posterior(y, omega, V, second_moment=part == "second_moment", rng=context.rng(42)), part
     )
@@ -60,7 +58,7 @@ def _part(context: CheckContext, channel: Any, part: str, y: Array, omega: Array
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """The methods that take arrays."""
+    """Methods of a channel that take arrays."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 30, 41)
         forward = partial(lambda z, c: c.forward(z, rng=context.rng(42)), c=channel)
@@ -78,7 +76,7 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Labels and, for those who sample it, the posterior."""
+    """Methods of a channel that draw random numbers: labels, and the posterior if it is sampled."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 30, 31)
         yield Draw("forward: labels", partial(lambda rng, c, z: c.forward(z, rng=rng), c=channel, z=z))
@@ -87,7 +85,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 
 
 def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
-    """Noise without a generator, and fewer labels than samples."""
+    """Calls that must be rejected with an error: noise without a generator, and fewer labels than samples."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 6, 71)
         if is_noisy(channel, z):
@@ -106,7 +104,7 @@ def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
     required=True,
 )
 def likelihood(context: CheckContext, model: Any) -> None:
-    """``E p(y | z') / p(y | z) = 1`` over labels y of z, whatever its normalization in y."""
+    """Check the likelihood: ``E p(y | z') / p(y | z) = 1`` over labels y of z, whatever its normalization in y."""
     context.consistent(model, require_likelihood)
 
 
@@ -115,7 +113,7 @@ def likelihood(context: CheckContext, model: Any) -> None:
     required=True,
 )
 def shapes(context: CheckContext, model: Any, channel: Any) -> None:
-    """Labels (n, ...), mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
+    """Check shapes: labels (n, ...), mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
     for n in (5, 1):
         V, omega, _, y = drawn(context, model, n, n)
         if y.shape[:1] != (n,) or y.dtype.kind not in "fiub" or (y.dtype.kind == "f" and np.isnan(y).any()):
@@ -144,13 +142,13 @@ def shapes(context: CheckContext, model: Any, channel: Any) -> None:
     cases=each_model,
 )
 def samples(context: CheckContext, model: Any) -> None:
-    """A part of the samples gives the same as all of them."""
+    """Check that a subset of the samples gives the same results as all samples."""
     z, part = drawn(context, model, 24, 21)[2], slice(7, 15)
     if not is_noisy(context.item, z):
         alone, among = np.asarray(context.item.forward(z[part])), np.asarray(context.item.forward(z))[part]
         if not np.allclose(alone, among, rtol=1e-9, atol=1e-12):
             raise CheckFailed(
-                "forward: the label of a sample depends on the other samples, or on a generator of its own"
+                "forward: the label of a sample depends on the other samples, or on random numbers that do not come from rng"
             )
 
 
@@ -159,7 +157,7 @@ def samples(context: CheckContext, model: Any) -> None:
     "symmetry, so they would be wrong, and algorithms would start where nothing can be learned."
 )
 def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
-    """Labels do not change under the stated transformations, and do under sign changes if none are stated."""
+    """Check that labels are unchanged by the stated symmetry, and not by sign changes if none are stated."""
     stated = channel.symmetry
     if stated not in SYMMETRIES:
         raise CheckFailed(f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {stated!r}")
@@ -191,7 +189,7 @@ def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
     for move in seen:
         if not changes(move):
             raise CheckFailed(
-                f"symmetry is {stated!r}, but no label sees the change of signs {np.diagonal(move).tolist()}: say 'signs', "
+                f"symmetry is {stated!r}, but no label changes under the sign change {np.diagonal(move).tolist()}: say 'signs', "
                 "'common-sign' or one of the symmetries with both"
             )
 
@@ -204,7 +202,7 @@ def _slope(function: Callable[[Array], Array], at: Array, step: Array) -> Array:
 
 def _log_partitions(context: CheckContext) -> Iterator[tuple[Any, tuple[float, float]]]:
     if context.item.log_partition is None:
-        raise CheckSkipped("it has no log_partition")
+        raise CheckSkipped("the channel has no log_partition")
     yield from product(context.models, POINTS)
 
 
@@ -215,7 +213,7 @@ def _log_partitions(context: CheckContext) -> Iterator[tuple[Any, tuple[float, f
     cases=_log_partitions,
 )
 def gradient(context: CheckContext, model: Any, point: tuple[float, float]) -> None:
-    """Central differences of sixth order, also for labels that are improbable under omega."""
+    """Check gradients against central differences of sixth order, also for labels that are improbable under omega."""
     channel, width = context.item, math.sqrt(point[1])
     V, omega, _, y = drawn(context, model, 24, 91, point=point)
     omega = omega + 0.5 * width * context.rng(92).standard_normal(omega.shape)
@@ -237,7 +235,7 @@ def gradient(context: CheckContext, model: Any, point: tuple[float, float]) -> N
     around=judged,
 )
 def posterior(context: CheckContext, model: Any, channel: Any, test: MeanTest) -> None:
-    """Rejection with forward where labels have few values, importance sampling where there is a likelihood."""
+    """Check posterior means by rejection sampling (few label values) or importance sampling (with a likelihood)."""
     for number, point in enumerate(POINTS):
         V, omega, _, y = drawn(context, model, 8, 101, number, point=point)
         found = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(102))
@@ -267,12 +265,12 @@ def _importance_weights(context: CheckContext, z: Array, label: Array, rng: np.r
         logs = np.asarray(context.item.log_likelihood(np.broadcast_to(label, (len(z), *label.shape)), z), dtype=float)
         return np.asarray(np.exp(logs - logs.max()))
     raise CheckSkipped(
-        "labels are continuous and there is no log_likelihood to weigh latents with; 'nishimori' tests the posterior"
+        "this check needs discrete labels or a log_likelihood; the check 'nishimori' tests the posterior instead"
     )
 
 
 def _compare_weighted(test: MeanTest, what: str, values: Array, weights: Array, target: Array, slack: float) -> None:
-    """Self-normalised importance sampling (n, K), with the usual standard error of a ratio."""
+    """Compare by self-normalised importance sampling (n, K), with the usual standard error of a ratio."""
     share = weights / weights.sum()
     mean = share @ values
     away = (values - mean) ** 2
@@ -283,9 +281,9 @@ def _compare_weighted(test: MeanTest, what: str, values: Array, weights: Array, 
 
 @channel_check("The derivative of the label that gradient methods use is wrong.")
 def vjp(context: CheckContext, model: Any, channel: Any) -> None:
-    """``vjp(z, cotangent)`` against differences of the noiseless observable label along random directions."""
+    """Check ``vjp(z, cotangent)`` against differences of the noiseless observable label along random directions."""
     if channel.vjp is None:
-        raise CheckSkipped("it has no vjp, and its labels have no derivative to take")
+        raise CheckSkipped("the channel has no vjp, and its labels have no derivative")
     z = drawn(context, model, 40, 111)[2]
     step = 1e-4 * context.rng(112).standard_normal(z.shape)
     cotangent = context.rng(113).standard_normal(np.shape(predict(channel, z)))
@@ -294,4 +292,4 @@ def vjp(context: CheckContext, model: Any, channel: Any) -> None:
     wanted = (_slope(partial(predict, channel), z, step) * cotangent).reshape(len(z), -1).sum(1)
     gap, size = np.median(np.abs((pulled * step).sum((1, 2)) - wanted)), np.sqrt(np.mean(wanted**2))
     if not gap <= 1e-5 * size + 1e-16:
-        raise CheckFailed(f"along a random direction it differs from finite differences by {gap / size:.2g}")
+        raise CheckFailed(f"along a random direction vjp differs from finite differences by {gap / size:.2g}")

@@ -106,7 +106,9 @@ def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]],
         if clock() - begin > REPORTED_SECONDS:
             return
         if not (unknown >= -ROUNDING).all():
-            raise tests[-1].fail(f"it leads to an error of {np.diagonal(V).min():.3g}, which cannot be below 0")
+            raise tests[-1].fail(
+                f"this overlap gives a negative error ({np.diagonal(V).min():.3g}); errors must be >= 0"
+            )
         if unknown.max() < SMALLEST:
             continue
         # A little further: where an item goes wrong, a curve turns, and points stop just before.
@@ -238,7 +240,7 @@ class _Test:
     def uncertain(self, what: str, found: Any, shape: tuple[int, ...]) -> tuple[Host, Host]:
         """Value and error of a formula."""
         if not isinstance(found, Uncertain):
-            raise self.fail(f"{what} must return a smimbench.Uncertain, got a {type(found).__name__}")
+            raise self.fail(f"{what} must return a smimbench.Uncertain, got {type(found).__name__}")
         value, error = found.value, np.asarray(found.error, dtype=float)
         return self.finite(what, np.reshape(value, shape) if shape == () else value, shape), error
 
@@ -266,7 +268,7 @@ class _ChannelTest(_Test):
     """The posterior of a channel, and its formulas."""
 
     def check(self, Q: Host, V: Host, point: int) -> None:
-        """Test it at an overlap; ``point`` numbers the draws."""
+        """Test the channel at an overlap; ``point`` numbers the draws."""
         P, second = self.problem.components, prior_moments(self.problem)[0]
         at = f"at V = {float(np.max(np.diagonal(V) / np.diagonal(second))):.1g} of the second moment"
         (z, omega), seconds = self.grown(partial(self._wrong, Q, V, f"posterior {at}", point))
@@ -289,7 +291,7 @@ class _ChannelTest(_Test):
     def _wrong(
         self, Q: Host, V: Host, where: str, point: int, count: int, again: str
     ) -> tuple[dict[str, str], tuple[Array, Array]]:
-        r"""Tests of the posterior that fail; the latents and their means.
+        r"""Failures of the posterior's tests, with latents and posterior means.
 
         With ``u`` and ``h`` the standard normal numbers of omega and of z - omega, ``s`` the step of the mean from omega and
         ``e = h - s`` its error, in units of ``V^{1/2}``, these have mean zero: ``e s``, also for ``|u| > 1`` alone; e times 1,
@@ -373,9 +375,9 @@ class _ChannelTest(_Test):
             raise self.fail(str(error)) from None
         for name in ("mean", "covariance", *(["second_moment"] if second is not None else [])):
             if not np.isfinite(getattr(found, name)).all():
-                raise self.fail(f"posterior: {name} is not made of finite numbers")
+                raise self.fail(f"posterior: {name} contains numbers that are not finite")
         if _stated_error(found) > 0.1:
-            raise self.fail(f"posterior: states an error of {found.error:.2g} of its mean, where at most 0.1 is of use")
+            raise self.fail(f"posterior: states an error of {found.error:.2g} of its mean, but at most 0.1 is allowed")
         return found, second
 
     def _same_alone(self, z: Array, omega: Array, V: Array, point: int) -> None:
@@ -432,7 +434,7 @@ class _PriorTest(_Test):
         self.allowance = 3.0 / self.draws if self.vectors else 3.0
 
     def check(self, Qhat: Host, at: str, point: int) -> None:
-        """Test it at a Qhat; ``point`` numbers the draws."""
+        """Test the prior at a Qhat; ``point`` numbers the draws."""
         (stated, dimension), _ = self.grown(partial(self._wrong, Qhat, f"denoise at Qhat = {at}", point))
         P = self.problem.components
         second, bottom = prior_moments(self.problem)
@@ -447,7 +449,7 @@ class _PriorTest(_Test):
     def _wrong(
         self, Qhat: Host, where: str, point: int, dimension: int, again: str
     ) -> tuple[dict[str, str], tuple[Host, int]]:
-        """Tests of the denoiser that fail; the error that it states (draws, P), in units of the variance, and the dimension."""
+        """Failures of the denoiser's tests, the error that it states (draws, P) in units of the variance, and the dimension."""
         model, P = self.problem.model, self.problem.components
         second, bottom = prior_moments(self.problem)
         spread = np.diagonal(second - bottom)

@@ -1,5 +1,5 @@
-r"""Checks a reported point of theory by plain Monte Carlo: draws of teacher, label and posterior at its overlap,
-against Qhat, MSE, stability and errors of prediction.
+r"""Checks a theory point by plain Monte Carlo draws of teacher, label and posterior: Qhat, MSE, stability, generalization
+errors.
 
 A point says that the overlap Q is a fixed point at the sample ratio alpha. At that overlap ``omega ~ N(0, Q)``,
 ``z ~ N(omega, V)`` and a label of z are drawn, the channel's posterior mean m gives ``g = V^{-1} (m - omega)``, and the point
@@ -59,7 +59,7 @@ GOALS = ("MSE", "unlearned", "perfect recovery")
 
 @dataclass(frozen=True)
 class Check:
-    """One reported number and its value from draws.
+    """One reported number and its Monte Carlo value.
 
     Attributes
     ----------
@@ -104,12 +104,12 @@ class Check:
 
     @property
     def decided(self) -> bool:
-        """Whether enough draws carry the mean, or none should; otherwise neither its standard error nor z means anything."""
+        """Whether enough draws contribute to the mean (or none should), so that its standard error and z are meaningful."""
         return self.effective >= FEWEST_EFFECTIVE or self.printed == self.error == self.drawn == 0.0
 
     @property
     def z(self) -> float:
-        """Distance in units of both errors; 0 below a bound, and where the draws do not decide."""
+        """Difference in units of the combined error; 0 below a bound, and where the draws do not decide."""
         if not self.decided:
             return 0.0
         gap = self.drawn - self.printed
@@ -126,7 +126,7 @@ class Check:
         return 1.0 if holds or self.standard_error <= wanted else (self.standard_error / wanted) ** 2
 
     def document(self) -> JsonObject:
-        """As plain data; components count from 1."""
+        """The check as plain data; components count from 1."""
         document = asdict(self) | {"z": self.z if self.decided else None, "excludes": self.excludes}
         del document["effective"]
         return document | {"component": None if self.component is None else self.component + 1}
@@ -144,7 +144,7 @@ def _check(
     bound: bool = False,
     effective: float | None = None,
 ) -> Check:
-    """A printed number next to ``scale`` times the mean of independent samples (n,), whose own error is ``stated``."""
+    """Compare a printed number with ``scale`` times the mean of independent samples (n,), whose own error is ``stated``."""
     spread = scale * math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
     carried = effective_sample_size(samples) if effective is None else effective
     return Check(
@@ -161,7 +161,7 @@ def verify_point(
     clock: Callable[[], float] = lambda: 0.0,
     on_draws: Callable[[int], None] = lambda count: None,
 ) -> list[Check]:
-    """Compare every number of a reported point with plain draws, as many as it takes to see its error off by ``resolve``.
+    """Compare every number of a reported theory point with plain draws.
 
     A first set of draws tells how many are needed; the second one starts with the same draws.
 
@@ -226,11 +226,11 @@ class PointByDraws:
         return monte_carlo_rng(f"verification: {purpose}", *self.stream, *index)
 
     def _error(self, name: str, a: int) -> float:
-        """Error of a printed number of a component; 0 where none is printed."""
+        """Numerical error printed for a component's number; 0 if none is printed."""
         return float(np.broadcast_to(np.asarray(self.point.get(f"{name}_error", 0.0), dtype=float), len(self.V))[a])
 
     def checks(self) -> list[Check]:
-        """All of them."""
+        """All checks of this theory point."""
         if not self.mse.any():
             return [*self._perfect(), *self._predictions()]
         found: list[Check] = []
@@ -244,7 +244,7 @@ class PointByDraws:
     # -- draws of the channel -----------------------------------------------------------------------------------------
 
     def _chunks(self, Q: Host, V: Host, draws: int, wanted: str) -> Iterator[tuple[Host, Host, Host, float]]:
-        """By chunk: means of the latents, the latents less their means, a part of their posterior and its stated error.
+        """Chunks of draws: posterior means, latents minus means, part of the posterior, and its stated error.
 
         Points that a channel samples for its posterior are new ones for every thousand draws.
         """
@@ -268,7 +268,7 @@ class PointByDraws:
             self.on_draws(n)
 
     def draw(self, Q: Host, V: Host, draws: int) -> tuple[Host, Host, float]:
-        """``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P) of every draw, and the stated error of the first mean."""
+        """Products ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P) of every draw; stated error of the first."""
         inverse = np.linalg.inv(V)
         own, cross, stated = [], [], 0.0
         for omega, shift, mean, error in self._chunks(Q, V, draws, "mean"):
@@ -289,7 +289,7 @@ class PointByDraws:
         drawn: tuple[Host, Host, float],
         pairs: list[tuple[int, int]],
     ) -> list[Check]:
-        """Entries of a matrix (P, P) next to the mean that asks the posterior alone, and to the one that asks the teacher."""
+        """Compare entries of a matrix (P, P) with two means over draws: one uses only the posterior, one the teacher."""
         own, cross, bias = drawn
         found = []
         for source, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
@@ -332,7 +332,7 @@ class PointByDraws:
             return matrix
 
         def moved(step: Host) -> tuple[Host, Host]:
-            """Q and V after a step of the entries of log Qhat."""
+            """Order parameters Q and V after a step in the entries of log Qhat."""
             qhat = np.zeros_like(self.qhat)
             qhat[kept] = spectral_function(log + filled(step), np.exp)
             return overlap_at(self.problem, qhat)
@@ -359,7 +359,7 @@ class PointByDraws:
         ]
 
     def _unlearned(self) -> list[Check]:
-        """Whether components at their lowest overlap stay there at this sample ratio."""
+        """Check whether components at their lowest overlap stay there at this sample ratio."""
         rest = [a for a in range(len(self.V)) if a not in self.learned]
         if not rest or np.abs(self.Q[np.ix_(rest, rest)] - self.bottom[np.ix_(rest, rest)]).max() > NOTHING:
             return []
@@ -380,7 +380,7 @@ class PointByDraws:
         return found
 
     def _growth(self, waiting: list[int]) -> Host:
-        """``sum_cc' G_cc'^2`` (n, len(waiting)) of every draw: the rate at which a small overlap makes information."""
+        """Growth rate ``sum_cc' G_cc'^2`` (n, len(waiting)) of every draw, at which a small overlap creates information."""
         rows = []
         for omega, _, moment, _ in self._chunks(self.Q, self.V, self.draws, "second_moment"):
             G = [moment[:, a, :, a, :] / self.V[a, a] - np.eye(omega.shape[2]) for a in waiting]
@@ -388,7 +388,7 @@ class PointByDraws:
         return np.concatenate(rows)
 
     def _perfect(self) -> list[Check]:
-        """Whether an error close to zero shrinks: ``kappa alpha I`` against the Qhat at which it was."""
+        """Check whether a small error shrinks: ``kappa alpha I`` against the Qhat of that error."""
         # What is unknown has the covariance of the prior: components may share a mean, but no error.
         V = SMALL * (self.second - self.bottom)
         Q = self.second - V
@@ -405,7 +405,7 @@ class PointByDraws:
     # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
 
     def _signal(self) -> list[Check]:
-        """Error of the denoised signal at the printed Qhat."""
+        """Check the error of the denoised signal at the printed Qhat."""
         prior, model, P = self.problem.prior, self.problem.model, self.problem.components
         if why_theory_only(prior, P):
             return []
@@ -413,7 +413,7 @@ class PointByDraws:
         root = inverse_root(self.qhat, 1e-12)
 
         def squares(dimension: int, index: int) -> Host:
-            """Squared errors (P, columns) of one draw, or (P, 1) of a matrix."""
+            """Squared errors (P, columns) of one draw, or (P, 1) for a matrix."""
             rng = self._rng("signal", dimension, index)
             signal = np.asarray(prior.sample(rng, P, dimension), dtype=float)
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
@@ -437,7 +437,7 @@ class PointByDraws:
         ]
 
     def _predictions(self) -> list[Check]:
-        """Errors of prediction, from two draws of the posterior, one of which is the truth."""
+        """Check generalization errors with two posterior draws, one of which plays the truth."""
         printed = self.point.get("generalization_error")
         if not printed:
             return []
@@ -468,6 +468,6 @@ class PointByDraws:
 
 
 def _derivative(function: Callable[[Host], Host], steps: Host) -> Host:
-    """Central differences with these steps: a column for each variable."""
+    """Central finite differences with these steps: one column per variable."""
     columns = [(function(step) - function(-step)) / (2 * size) for step, size in zip(np.diag(steps), steps)]
     return np.stack(columns, axis=1)
