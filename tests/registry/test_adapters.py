@@ -191,7 +191,7 @@ def test_a_function_must_say_what_it_takes():
     def takes_nothing():
         return None
 
-    for function, message in ((catches_all, "name its parameters"), (takes_nothing, "first argument")):
+    for function, message in ((catches_all, "list its parameters"), (takes_nothing, "first argument")):
         with pytest.raises(TypeError, match=message):
             algorithm_class(function)
 

@@ -213,7 +213,7 @@ def test_many_estimates_are_one_row_for_each_sample_ratio(tmp_path, capsys):
         assert row["mean"] == pytest.approx(np.mean([single[row["nominal_alpha"], seed] for seed in (0, 1)]))
     code, _, err = call(capsys, "score", suite, *options, *options[:2])
     assert code == 2
-    assert "too few points of this suite: 4 for 5 estimates" in err
+    assert "too many points of this suite: 4 for 5 estimates" in err
 
 
 def scored(folder, capsys, suite, label, *options, value=0.0):

@@ -142,7 +142,7 @@ def test_a_name_cannot_add_a_line_to_a_batch_script(tmp_path, capsys):
     suite = write_suite(tmp_path, TEXT, "x\ntouch written\n#SBATCH --uid=0")
     code, out, err = call(capsys, "slurm", suite)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "would break a batch script" in err
+    assert "would break the batch script" in err
 
 
 def test_a_batch_script_covers_all_cells_and_is_a_shell_script(tmp_path, capsys):

@@ -199,7 +199,7 @@ SPOILED = {
     "without digest": (_edit(lambda r: r.pop("digest")), "not a record written by smimbench"),
     "of the future": (_edit(lambda r: r.update(format=99)), "has format 99"),
     "another cell": (_edit(lambda r: r.update(cell=cell("b"), key=key("b")), seal=True), "renamed"),
-    "the key of another cell": (_edit(lambda r: r.update(key=key("b")), seal=True), "its key is not that of the cell"),
+    "the key of another cell": (_edit(lambda r: r.update(key=key("b")), seal=True), "its key does not match the cell"),
     "a word for a number": (_edit(lambda r: r["metrics"].update(mse=["small"]), seal=True), "metrics.mse"),
     "a list for a reason": (_edit(lambda r: r.update(reason=[1]), seal=True), "reason"),
     "a status of its own": (_edit(lambda r: r.update(status="splendid"), seal=True), "status"),
@@ -300,8 +300,8 @@ def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
         "deep.json": "the file is incomplete or not JSON; not used",
         "digits.json": "the file is incomplete or not JSON; not used",
         "huge.json": "larger than 256 MB; not used",
-        "pipe.json": "not a regular file; not used",
-        "run.json": "not a regular file; not used",
+        "pipe.json": "this is not a regular file; not used",
+        "run.json": "this is not a regular file; not used",
     }
 
 

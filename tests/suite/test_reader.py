@@ -50,7 +50,7 @@ BAD = {
     "misspelled parameter": (changed("beta", "betta"), "problem.channel.betta", "did you mean 'beta'"),
     "unknown parameter of an algorithm": (changed(GAMP, GAMP + "\ndampening = 0.1"), "algorithms[0].dampening",
         "did you mean 'damping'"),
-    "tokens in the channel": (changed("beta = 1.0", "tokens = 3"), "problem.channel.tokens", "taken from the model"),
+    "tokens in the channel": (changed("beta = 1.0", "tokens = 3"), "problem.channel.tokens", "set by the model"),
     # wrong types
     "text for a number": (changed("rho = 0.5", 'rho = "half"'), "problem.prior.rho", "number"),
     "number for text": (changed('"softmax"\nmodel', "3\nmodel"), "problem.label", "string"),

@@ -139,7 +139,7 @@ def test_list(capsys):
     [
         (("gausian",), "nothing is called 'gausian'; did you mean 'gaussian'"),
         (("nothing-like-it-at-all",), "see 'smimbench list'"),
-        ((), "say what to check"),
+        ((), "give the NAME of an item"),
         (("gaussian", "--only", "nope"), "no check is called nope"),
         (("wishart", "--set", "rho"), "must be KEY=VALUE"),
         (("wishart", "--set", "rho=-1"), "cannot be made: rho"),

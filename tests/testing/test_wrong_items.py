@@ -291,7 +291,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
         {"state_evolution": "simulated", "nishimori": "V in units of the variance is"},
         ("derivative",),
     ),
-    (Growing(), {"shapes": "log_density: must belong to a law with a finite variance"}, "all"),
+    (Growing(), {"shapes": "log_density: must be the log-density of a law with finite variance"}, "all"),
     (spoiled(Gaussian(), sample=lambda S, *_: 1.1 * S), {"moments": "overlap of signals with themselves"}, ()),
     # models
     (
@@ -315,14 +315,14 @@ SEED = "ignores its seed: every seed gives the same estimate"
     ),
     (OwnNumbers(), {"seed": SEED}, ("determinism", "no_peeking", "data_unchanged")),
     (OwnOrder(), {"seed": SEED}, ("determinism", "no_peeking", "data_unchanged")),
-    (spoiled(Plain(), start=lambda *_: np.random.default_rng()), {"determinism": "the same seed gives other"}, ()),
+    (spoiled(Plain(), start=lambda *_: np.random.default_rng()), {"determinism": "the same seed gives different"}, ()),
     (spoiled(Plain(), start=lambda *_: np.random), {"determinism": "NumPy's global generator"}, ()),
     (Climber(), {"learns": "a step in the wrong direction, or a rate that is too large"}, ("determinism",)),
     (Adam(), {}, ("learns",)),
     (InPlace(), {"state_copies": "changes the estimate that was handed out before"}, ()),
     (spoiled(Plain(), estimate=lambda w, *_: w[:, 1:]), {"shapes": "must have shape"}, ()),
     (Fragile(), {"runs": "ZeroDivisionError: nothing to divide by"}, ()),
-    (Opaque(), {"parameters": "no plain JSON value"}, ()),
+    (Opaque(), {"parameters": "not a plain JSON value"}, ()),
     # metrics
     (MSE(), {}, "all"),
     (spoiled(MSE(), measure=lambda found, *_: [*found, 0.0]), {"values": "per_component says"}, ()),

@@ -224,7 +224,7 @@ COINS = [
     ({"factor": 1.05}, "is not the mean of the law"),
     ({"factor": 0.95}, "is not the mean of the law"),
     ({"bias": 0.55}, "not the mean of the signal"),
-    ({"hole": 1.1}, "overlap at Qhat.* where draws give|cannot be below 0"),
+    ({"hole": 1.1}, "overlap at Qhat.* where draws give|gives a negative error"),
     ({"hole": 0.97}, "overlap at Qhat.* where draws give"),
 ]
 
