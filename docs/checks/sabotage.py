@@ -119,6 +119,8 @@ def sabotage_table(rows):
         for first in range(step):
             said = contenders(part_of(rows, first, step))
             for name, own in errors.items():
+                if name.partition(",")[0] not in errors:
+                    continue  # the intact algorithm is still to be run
                 true, error = true_deviation(own, errors[name.partition(",")[0]])
                 keys = ("prediction", "would_have_seen", "deviation", "deviation_z", "deviation_of", "below_optimum")
                 runs = sum(row["n"] for row in own) // step
