@@ -68,7 +68,9 @@ class DensityPrior(DerivedLaw):
         if not self._norm > IMPOSSIBLE / 2:
             raise ParameterError("log_density", "must be the log-density of a law, but the density is 0 everywhere")
         if not variance > 1e-12 * second:
-            raise ParameterError("log_density", f"must be the log-density of a law with variance > 0, got {variance:g}")
+            raise ParameterError(
+                "log_density", f"must be the log-density of a law whose variance exceeds rounding, got {variance:g}"
+            )
         self._scale(centre, variance)
         self._grid = w / self.unit, cumulative / cumulative[-1]
         # Where 1/64 of the law lies within a fiftieth of its width, quadratures need to know where.

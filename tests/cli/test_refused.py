@@ -86,7 +86,7 @@ REFUSED = [
     ("theory {suite} --set grid.alpha=[1" + "0" * 400 + "]", ""),
     *((f"{verb} {{tmp}}/{name}.toml", "") for verb in ("theory", "show") for name in ("digits", "brackets")),
     # names that lead elsewhere
-    *((f"run '{{tmp}}/{name}'", "the name of a suite") for name in ("...toml", ".toml", "theory.toml", "a\x1bb.toml")),
+    *((f"run '{{tmp}}/{name}'", "must not start with a dot") for name in ("...toml", ".toml", "theory.toml", "a\x1bb.toml")),
 ]  # fmt: skip
 
 

@@ -389,10 +389,10 @@ class NoSample(Nothing):
         (NoSample(), LOW, "gives denoise but no sample"),
         (Density(laplace), EXTENSIVE, "neither denoise nor a law with quantile or eigenvalues"),
         (Semicircle(), LOW, "neither denoise nor a law with log_density"),
-        (Density(lambda w: np.full_like(w, -np.inf)), LOW, "positive norm"),
-        (Density(lambda w: -2 * (w - 1e6) ** 2), LOW, "positive variance"),
+        (Density(lambda w: np.full_like(w, -np.inf)), LOW, "density is 0 everywhere"),
+        (Density(lambda w: -2 * (w - 1e6) ** 2), LOW, "variance exceeds rounding"),
         (Density(lambda w: np.nan * w), LOW, "not finite"),
-        (Density(lambda w: 0.0), LOW, "shape of its argument"),
+        (Density(lambda w: 0.0), LOW, "same shape as its argument"),
     ],
 )
 def test_refusals(prior, model, message):

@@ -48,7 +48,7 @@ def test_what_cannot_be_calibrated_says_why():
     instance = LOW.instance(1.0, 50)
     with pytest.raises(NotMeasured, match="claims no error"):
         measured("calibration", instance, 0.5 * instance.signal)
-    with pytest.raises(NotMeasured, match="0 to rounding"):
+    with pytest.raises(NotMeasured, match="0 up to rounding"):
         measured("calibration", instance, instance.signal, 1e-12 * np.eye(2))
     half = instance.signal * np.array([[1.0], [0.5]])
     found = measured("calibration", instance, half, 0.25 * np.eye(2))

@@ -198,7 +198,7 @@ def test_components_that_the_label_tells_apart_may_not_be_exchanged():
 
 def test_an_estimate_of_the_wrong_shape_is_refused(problem):
     instance = problem.instance(0.5, 20)
-    with pytest.raises(ValueError, match="must have the shape"):
+    with pytest.raises(ValueError, match="must have the signal's shape"):
         instance.metrics(instance.signal[..., 1:])
 
 

@@ -375,4 +375,4 @@ def test_a_worker_with_another_version_of_an_item_computes_nothing(tmp_path, reg
     record = run_cell(other)
     assert record["status"] == "failed"
     assert not record["metrics"]
-    assert "the cell asks for version 99" in record["reason"]
+    assert "the cell needs version 99" in record["reason"]

@@ -99,7 +99,7 @@ def test_a_worker_that_has_lived_long_runs_the_code_of_today(tmp_path, cluster, 
     plugin.write_text(text)
     (record,) = run_cells(cells, Store(tmp_path / "r3"), dask=address)
     assert record["status"] == "failed"
-    assert re.search("is version 1 .* the cell asks for version 2", record["reason"])
+    assert re.search("is version 1 .* the cell needs version 2", record["reason"])
 
 
 @pytest.mark.parametrize("cluster", [0], indirect=True)

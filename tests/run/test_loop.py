@@ -207,7 +207,7 @@ def test_growth_out_of_a_symmetric_start_is_waited_for():
 def test_an_estimate_must_be_finite_and_of_the_right_shape(problem, instance):
     result = go(problem, instance, Scripted(lambda i: Info(residual=0.0), lambda i: math.nan if i else 1.0))
     assert (result.status, result.reason) == (Status.DIVERGED, "the estimate is not made of finite numbers")
-    with pytest.raises(ValueError, match=r"must have the shape \(1, 50\), got \(50, 1\)"):
+    with pytest.raises(ValueError, match=r"must have the signal's shape \(1, 50\), got \(50, 1\)"):
         go(problem, instance, Scripted(lambda i: Info(residual=1.0), shape=(D, 1)))
 
 

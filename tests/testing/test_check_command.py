@@ -156,7 +156,7 @@ def test_bad_requests(capsys, arguments, message):
 def test_one_check_of_one_item_in_python():
     found = {b.id: b for b in bound_checks(["gaussian"])}
     found["gaussian-moments"]()
-    with pytest.raises(CheckError, match="is no model, channel, prior, metric or algorithm"):
+    with pytest.raises(CheckError, match="is not a model, channel, prior, metric or algorithm"):
         list(bound_checks([object()]))
     with pytest.raises(CheckError, match="needs rho"):
         check(type("Bare", (), {"denoise": None, "__init__": lambda self, rho: None}))
@@ -195,7 +195,7 @@ def test_the_decorator_in_the_tests_of_a_third_party(tmp_path, drop_in):
     assert "test_contract[off-nishimori]" in found.stdout
     assert "test_contract[twice-nishimori]" not in found.stdout
     assert "The posterior is not the one that belongs to forward" in found.stdout
-    assert "labels are continuous and there is no log_likelihood" in found.stdout
+    assert "needs discrete labels or a log_likelihood" in found.stdout
 
 
 def test_a_failure_and_a_skip_are_exceptions_of_their_own():

@@ -193,7 +193,7 @@ def predicting(change):
 PREDICTIONS = {
     "all alike": (lambda f: {kind: Uncertain(0.123, 0.0, "closed") for kind in f}, "where draws give"),
     "plug-in too good": (lambda f: {**f, "plugin": f["plugin"]._replace(value=0.95 * f["plugin"].value)}, "plugin.*draws give"),
-    "one is missing": (lambda f: {kind: f[kind] for kind in ("bayes", "plugin")}, "constant.* got a NoneType"),
+    "one is missing": (lambda f: {kind: f[kind] for kind in ("bayes", "plugin")}, "constant.* got NoneType"),
     "a number": (lambda f: 0.3, "must return a smimbench.Uncertain"),
     "not a number": (lambda f: {**f, "bayes": f["bayes"]._replace(value=float("nan"))}, "must be finite numbers"),
 }  # fmt: skip
@@ -268,7 +268,7 @@ def test_what_contradicts_itself_gives_no_curve(problem, alphas, said, monkeypat
 
 def test_thresholds_need_a_second_moment_where_no_sign_is_seen():
     change = channel_with(SequenceSoftmax, lambda f, y, omega, V: f._replace(second_moment=None))
-    with pytest.raises(ProblemError, match="channel 'softmax': no label sees the sign of a component"):
+    with pytest.raises(ProblemError, match="channel 'softmax': labels do not depend on the sign of a component"):
         TheoryCache().thresholds(problem_of(LOW, change, layers=2))
 
 
