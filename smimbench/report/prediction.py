@@ -35,9 +35,10 @@ POWER = 0.99
 VAGUE = 0.5
 """Deviation that has to be seen if runs are to say yes. Halved, four times as many runs are needed."""
 
-FINITE = 20.0
-"""Allowance for a correction of finite size whose coefficient is not known, times D: corrections of GAMP are between -5 / D and
-20 / D, the largest near perfect recovery. Doubled, runs at a single size say less."""
+FINITE = {"lower": 20.0, "higher": 10.0, "one": 6.0}
+"""Allowance for a correction of finite size whose coefficient is not known, times D, by the direction of a metric: corrections of
+errors are between -6 / D and 20 / D, the largest near perfect recovery, those of overlaps up to 5 / D, of Nishimori ratios up to
+3 / D. Doubled, runs at a single size say less."""
 
 SCATTER = 30.0
 """Relative variance of single runs times D from which on finite size may explain any deviation: 1 to 10 away from thresholds, 20
@@ -87,12 +88,14 @@ def quantile(share: float, dof: float) -> float:
     return float(stdtrit(min(dof, 1e9), share))
 
 
-def deviation(points: Sequence[Point], coefficient: float | None = None) -> Deviation | None:
+def deviation(
+    points: Sequence[Point], coefficient: float | None = None, allowed: float = FINITE["lower"]
+) -> Deviation | None:
     r"""Deviation of runs from their prediction, at every size in its unit; None where the runs have no standard error.
 
     The mean at size D is ``prediction + deviation + b / D``. Without a known coefficient, b is taken for a normal variable around
-    0 whose standard deviation is a third of ``FINITE``: sizes that tell it apart from the deviation extrapolate to infinite D,
-    others leave a share of it, for which ``FINITE`` is allowed. For corrections of second order ``b^2 / D^2`` is, and near
+    0 whose standard deviation is a third of ``allowed``: sizes that tell it apart from the deviation extrapolate to infinite D,
+    others leave a share of it, for which ``allowed`` is. For corrections of second order ``b^2 / D^2`` is, and near
     thresholds, where single runs scatter far more than by ``1 / sqrt(D)``, what that scatter says.
     """
     points = [point for point in points if len(point.values) > 1]
@@ -106,7 +109,7 @@ def deviation(points: Sequence[Point], coefficient: float | None = None) -> Devi
     errors = np.hypot(np.maximum(errors, 1e-6), max(point.error / point.unit for point in points))
     known = (coefficient or 0.0) / np.array([point.unit for point in points])
     means = means - known * inverse
-    loose = FINITE if coefficient is None else 0.0
+    loose = allowed if coefficient is None else 0.0
     laws = np.stack([loose / 3 * inverse, SECOND / 3 * inverse**2])
     solved = np.linalg.inv(np.diag(errors**2) + laws.T @ laws)
     weights = solved.sum(axis=0) / solved.sum()
@@ -164,7 +167,7 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
         relative to the prediction, in standard errors, and which it is. ``no_theory``: why there is no prediction.
     """
     predicted, lost = _predicted(rows)
-    found = {number: deviation(*one) for number, one in predicted.items()}
+    found = {number: deviation(*one, FINITE[find_metric(number.metric).direction]) for number, one in predicted.items()}
     reason = min((row["no_theory"] for row in rows if row.get("no_theory")), default=None)
     empty = dict.fromkeys(("would_have_seen", "deviation", "deviation_z", "deviation_of"))
     if not predicted:
