@@ -214,7 +214,7 @@ def test_online_learning_needs_a_source(rng):
     problem = PROBLEMS["sequence softmax"]
     _, data = small(problem)
     bare = type(data)(data.inputs, data.labels, data.sample_ratio)
-    with pytest.raises(ValueError, match="no source"):
+    with pytest.raises(ValueError, match="needs fresh samples"):
         Sgd(online=True, batch=2, steps=3).init(problem, bare, rng)
 
 
