@@ -192,7 +192,7 @@ def test_runs_of_draws_land_on_the_theory_of_their_mean(alpha, students):
             found[name].append((mean, np.std(values - slope * np.array(teachers), ddof=2) / np.sqrt(count)))
     for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
         limit, theory = extrapolate(list(sizes), *np.transpose(found[name])), np.ravel(wanted[key])[0]
-        assert limit.error < 0.02 * theory
+        assert limit.error < 0.03 * theory
         assert abs(limit.limit - theory) < 3 * limit.error
 
 

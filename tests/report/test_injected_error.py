@@ -24,7 +24,7 @@ CASES = {
     "attention": (
         AttentionLinear,
         PROBLEM.format("attention-indexed", '{ name = "wishart", rho = 0.5 }'),
-        (0.2, [20, 40, 60], [14, 12, 10]),
+        (0.2, [30, 60, 120], [16, 14, 12]),
     ),
 }
 
