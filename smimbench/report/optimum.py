@@ -1,7 +1,7 @@
 r"""The Bayes-optimal error at the dimension that was run: its limit, corrected by ``b / D``.
 
 At finite D the best that is possible differs from the limit, by 10% at d = 80, and no algorithm can do better. The coefficient
-b is known in closed form, or measured: by the runs, on the same grid, of a shipped algorithm that is Bayes-optimal as D grows.
+b is known in closed form, or measured from runs, on the same grid, of a shipped algorithm that is Bayes-optimal as D grows.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def limit_of(point: JsonObject) -> Optimum:
 def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
     """The optimum at every dimension of one problem and sample ratio.
 
-    Without a closed form, from a fit of ``b / D + c / D^2`` to all sizes together; c is a normal variable around 0 whose standard
-    deviation is a third of ``SECOND``, relative to the limit.
+    Without a closed form, ``limit + b / D + c / D^2`` is fitted to all dimensions together. Relative to the limit, c is a normal
+    variable around 0 with a third of ``SECOND`` as its standard deviation.
     """
     known = [one for one in references if one.coefficient is not None]
     if known:

@@ -93,10 +93,10 @@ def deviation(
 ) -> Deviation | None:
     r"""Deviation of runs from their prediction, at every size in its unit; None where the runs have no standard error.
 
-    The mean at size D is ``prediction + deviation + b / D``. Without a known coefficient, b is taken for a normal variable around
-    0 whose standard deviation is a third of ``allowed``: sizes that tell it apart from the deviation extrapolate to infinite D,
-    others leave a share of it, for which ``allowed`` is. For corrections of second order ``b^2 / D^2`` is, and near
-    thresholds, where single runs scatter far more than by ``1 / sqrt(D)``, what that scatter says.
+    The mean at size D is ``prediction + deviation + b / D + c / D^2``, fitted by generalized least squares. An unknown b or c is
+    a normal variable around 0, with a third of ``allowed`` or ``SECOND`` as its standard deviation. What the sizes cannot
+    separate from the deviation is the allowance for finite size. Near thresholds single runs scatter far more than by
+    ``1 / sqrt(D)``; the allowance then grows with that scatter.
     """
     points = [point for point in points if len(point.values) > 1]
     if not points:
@@ -224,9 +224,9 @@ def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:
 def _predicted(
     rows: Sequence[JsonObject], key: str = "own_theory"
 ) -> tuple[dict[Number, tuple[list[Point], float | None]], bool]:
-    """Points of every number that is predicted, with its coefficient of 1/D; whether runs of one have no estimate.
+    """Points of every predicted number with its coefficient of 1/D, and whether a number lacks runs with an estimate.
 
-    ``key``: the prediction of rows, ``"bayes"`` for the Bayes-optimal values in place of those of the algorithm.
+    ``key`` names the prediction in a row: ``"own_theory"`` for the algorithm's own, ``"bayes"`` for the Bayes-optimal value.
     """
     found: dict[Number, tuple[list[Point], float | None]] = {}
     teachers, lost = {place(row): row["teachers"] for row in rows if "teachers" in row}, False
@@ -244,7 +244,7 @@ def _predicted(
             lengths = [
                 teachers.get(place(row), {}).get(name, {component: math.nan})[component] for name in one["values"]
             ]
-            unit, known = 1.0, one.get("coefficient")
+            unit, known = max(abs(expected), 1.0), one.get("coefficient")
             if find_metric(one["metric"]).direction == "lower":
                 # Where theory says 0, errors up to the target count as reached.
                 target = row.get("target") or 0.0

@@ -160,7 +160,7 @@ def _near(cache: TheoryCache, problem: Problem, records: Sequence[Any], ratio: f
 def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> dict[tuple[str, float, int], Optimum]:
     """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension, where it is known.
 
-    From runs that ended as they should of the first shipped algorithm whose prediction is the Bayes-optimal point.
+    It comes from the ``ok`` runs of the first shipped algorithm that is predicted to reach the Bayes-optimal point.
     """
     problems = {plan.label: plan.problem for plan in suite.plans}
     known: dict[tuple[str, float], list[Reference]] = {}
@@ -223,7 +223,7 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
         # With that key its process ended, or had to: rows say so, the runs may be good. Otherwise nothing else is hidden.
         raise first
     rows: list[JsonObject] = []
-    sized = {} if unsolved else find_optima(pairs, suite, cache)
+    sized = find_optima([pair for pair in pairs if canonical_json(pair[0].problem) not in unsolved], suite, cache)
     for key, members in groups.items():
         problem, cell, ratio = problems[key[0]], members[0][0], ratios[key]
         records = [record for _, record in members]
@@ -429,6 +429,7 @@ def _also_predicted(
         for record, run in zip(records, courses)
         if run is not None and "mse" in run and record["status"] != Status.DIVERGED.value
     }
+    ended = {instance_of(record) for record in records if record["status"] == Status.OK.value}
     for share in CHECKPOINTS:
         i = int(np.argmin(np.abs(times - share * times[-1]))) if middle and runs else 0
         if i not in middle:
@@ -437,7 +438,7 @@ def _also_predicted(
             np.ravel(course.get(key, np.zeros((len(times), problem.components)))[i]) for key in ("mse", "mse_error")
         )
         for k in range(problem.components):
-            values = {name: _at(run, clock, times[i], k) for name, run in runs.items()}
+            values = {name: _at(run, clock, times[i], k, ended=name in ended) for name, run in runs.items()}
             known = {name: value for name, value in values.items() if math.isfinite(value)}
             component = k + 1 if problem.components > 1 else None
             found.append({"metric": "mse", "component": component, "at": share, "values": known, "coefficient": of_size,
@@ -445,10 +446,14 @@ def _also_predicted(
     return found
 
 
-def _at(run: JsonObject, clock: str, time: float, component: int) -> float:
-    """Error of a run at a time on its clock; NaN after the run's end."""
+def _at(run: JsonObject, clock: str, time: float, component: int, *, ended: bool) -> float:
+    """Error of a run at a time on its clock. After its end: the last one if it ``ended`` as it should, else NaN.
+
+    Leaving out runs that converged earlier would keep the slow ones.
+    """
     ticks = np.where(run["iteration"] == 0, 0.0, run[clock])  # before the first step nothing has been counted
-    return float(np.interp(time, ticks, np.asarray(run["mse"], dtype=float)[:, component], right=np.nan))
+    errors = np.asarray(run["mse"], dtype=float)[:, component]
+    return float(np.interp(time, ticks, errors, right=None if ended else math.nan))
 
 
 def _teachers(records: Sequence[JsonObject], problem: Problem, own: JsonObject) -> JsonObject:

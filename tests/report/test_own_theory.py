@@ -15,6 +15,7 @@ from smimbench.report.charts import draw, page_charts, save
 from smimbench.report.figures import metric_chart
 from smimbench.report.learning_curves import trajectory_chart
 from smimbench.report.results import Results
+from smimbench.report.rows import _at
 from smimbench.report.theory_document import add_own_theory, theory_document
 from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from smimbench.run.store import Store
@@ -77,6 +78,14 @@ def test_what_has_no_row_is_compared_too(results):
     assert first["gamp"]["optimum_source"] == "closed form"
     assert first["erm"]["optimum"] == first["gamp"]["optimum"] > first["gamp"]["bayes"]
     assert (first["sgd"]["optimum"], first["sgd"]["optimum_source"]) == (first["sgd"]["bayes"], "limit")
+
+
+def test_runs_that_converged_early_keep_their_error():
+    """To leave them out of a place on the trajectory would keep the slow runs only; a run that was cut off is left out."""
+    run = {"iteration": np.arange(4), "mse": np.array([[1.0], [0.5], [0.3], [0.2]])}
+    assert _at(run, "iteration", 1.5, 0, ended=True) == pytest.approx(0.4)
+    assert _at(run, "iteration", 9.0, 0, ended=True) == 0.2
+    assert np.isnan(_at(run, "iteration", 9.0, 0, ended=False))
 
 
 def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(tmp_path, capsys, monkeypatch):
