@@ -48,6 +48,16 @@ class Altered:
         return super().step(*self.seen(problem, data), state)
 
 
+def followed(function, change):
+    """The function with a change of what it returns."""
+
+    @functools.wraps(function)
+    def call(*given, **options):
+        return change(function(*given, **options))
+
+    return call
+
+
 @dataclass(frozen=True)
 class Denoiser(Altered):
     """The denoised estimate times a factor."""
@@ -56,12 +66,7 @@ class Denoiser(Altered):
 
     def seen(self, problem, data):
         """A prior with this denoiser."""
-
-        @functools.wraps(problem.prior.denoise)
-        def denoise(*given, **options):
-            found = problem.prior.denoise(*given, **options)
-            return found._replace(estimate=self.factor * found.estimate)
-
+        denoise = followed(problem.prior.denoise, lambda one: one._replace(estimate=self.factor * one.estimate))
         return Bent(problem, prior=Bent(problem.prior, denoise=denoise)), data
 
 
@@ -75,11 +80,10 @@ class Posterior(Altered):
     def seen(self, problem, data):
         """A channel with this posterior."""
 
-        @functools.wraps(problem.channel.posterior)
-        def posterior(*given, **options):
-            found = problem.channel.posterior(*given, **options)
-            return found._replace(mean=self.mean * found.mean, covariance=self.covariance * found.covariance)
+        def change(one):
+            return one._replace(mean=self.mean * one.mean, covariance=self.covariance * one.covariance)
 
+        posterior = followed(problem.channel.posterior, change)
         return Bent(problem, channel=Bent(problem.channel, posterior=posterior)), data
 
 

@@ -36,7 +36,7 @@ INFORMED_OVERLAP = 0.9
 class Examiner:
     """Knows the seed of a cell: draws its instance, its random streams and an informed start.
 
-    Where algorithms of third parties run there is a stand-in for it only, ``Remote``.
+    Where algorithms of third parties run there is a stand-in for it only, ``RemoteExaminer``.
     """
 
     def __init__(self, cell: Cell, problem: Problem, backend: Backend) -> None:
@@ -92,7 +92,7 @@ def draws_no_instance() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Hidden(Instance):
+class HiddenInstance(Instance):
     """An instance without its teacher: whoever has it measures estimates and draws fresh samples."""
 
     ask: Ask
@@ -131,7 +131,7 @@ class Hidden(Instance):
         return values, blank, remarks
 
 
-class Remote(Examiner):
+class RemoteExaminer(Examiner):
     """The stand-in of an ``Examiner`` in a process that does not know the seed."""
 
     def __init__(self, ask: Ask, cell: Cell, problem: Problem, backend: Backend) -> None:
@@ -141,7 +141,7 @@ class Remote(Examiner):
     def instance(self) -> tuple[Instance, tuple[float, ...]]:
         """The data, and their checksum."""
         inputs, labels, sample_ratio = self.ask("instance")
-        found = Hidden(self.problem, np.empty(0), inputs, labels, sample_ratio, self.ask)
+        found = HiddenInstance(self.problem, np.empty(0), inputs, labels, sample_ratio, self.ask)
         return found, found.checksum()
 
     def stream(self, *name: str, bits: str = "PCG64DXSM") -> np.random.Generator:
@@ -157,8 +157,8 @@ class Remote(Examiner):
 # -- where the teacher is -------------------------------------------------------------------------------------------------
 
 
-class Desk:
-    """Answers the questions of a ``Remote`` and a ``Hidden`` about one cell, and keeps what it has measured."""
+class TeacherServer:
+    """Answers the questions of a ``RemoteExaminer`` and a ``HiddenInstance`` about one cell, and keeps what it has measured."""
 
     def __init__(self, cell: Cell) -> None:
         problem = Problem(**{kind: as_table(spec) for kind, spec in cell.problem.items()})
@@ -199,7 +199,8 @@ class Desk:
         """So many new samples."""
         self._drawn += n
         rng = self._examiner.stream("fresh", *words)
-        return self._instance.problem.draw(self._instance.signal, n, rng, dtype)  # type: ignore[no-any-return]
+        found: tuple[Any, Any] = self._instance.problem.draw(self._instance.signal, n, rng, dtype)
+        return found
 
     def overlaps(self, estimate: Array) -> Overlaps:
         """See ``Instance``."""
@@ -217,7 +218,7 @@ class Desk:
         self._values = self._values | found[0]
         return found
 
-    def sealed(self, found: JsonObject) -> JsonObject:
+    def record_of_run(self, found: JsonObject) -> JsonObject:
         """What a record says of a run, its measured numbers as they were measured here; of one that failed there are none.
 
         Raises

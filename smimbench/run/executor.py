@@ -243,7 +243,7 @@ class _Worker:
         self.process = started(path, stderr=self._output, env=environment)
         plugins = {"paths": registry.paths, "third_party": bool(distributions), "only": sorted(distributions)}
         self._send(json.dumps({**plugins, **setup, "heartbeat": str(self._pulse)}).encode())
-        listen(self.process.stdout, lambda message: events.put((self, message)))  # type: ignore[arg-type]
+        listen(self.process.stdout, lambda message: events.put((self, message)))
 
     def _send(self, message: bytes) -> None:
         unless(OSError, send, self.process.stdin, message)  # if it is dead, the other pipe says so too

@@ -2,8 +2,8 @@
 
 What is printed goes to a file that the parent keeps. The process ends with its parent, also if that was killed.
 
-Cells with items of third parties take two: this one draws the instance and measures estimates (``Desk``), and starts another that
-runs the algorithm (``Student``). That has the data as arrays and random streams without their seeds, and asks for the rest.
+A cell with items of third parties takes two processes. The first draws the instance and measures estimates (``TeacherServer``);
+it starts the second, which runs the algorithm on data as arrays and random streams without their seeds, and asks for the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEAD = struct.Struct(">Q")
 """Head of a message: its length."""
 
 
-def send(stream: IO[bytes], data: bytes) -> None:
+def send(stream: Any, data: bytes) -> None:
     """Send one message to the parent."""
     stream.write(HEAD.pack(len(data)) + data)
     stream.flush()
@@ -53,7 +53,7 @@ def started(path: list[str], **how: Any) -> subprocess.Popen[bytes]:
     )
 
 
-def listen(stream: IO[bytes], receive: Callable[[bytes | None], object], longest: int = 1 << 32) -> None:
+def listen(stream: Any, receive: Callable[[bytes | None], object], longest: int = 1 << 32) -> None:
     """Hand on the messages of a stream from now on; None is its end."""
 
     def read() -> None:
@@ -101,12 +101,12 @@ def main() -> None:
 
     def cell(one: Any) -> JsonObject:
         from smimbench.run.cell import run_cell, run_here
-        from smimbench.run.examiner import Remote, draws_no_instance
+        from smimbench.run.examiner import RemoteExaminer, draws_no_instance
 
         run = student.run if student else None
         if "student" in setup:
             draws_no_instance()
-            run = partial(run_here, examiner=partial(Remote, ask))
+            run = partial(run_here, examiner=partial(RemoteExaminer, ask))
         return run_cell(one, timing=setup["timing"], threads=setup["threads"], run=run)
 
     if student is not None:
@@ -148,11 +148,11 @@ class Student:
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._process = started(sys.path)
         self._tell(json.dumps(self._setup).encode())
-        listen(self._process.stdout, self._messages.put)  # type: ignore[arg-type]
+        listen(self._process.stdout, self._messages.put)
 
     def _tell(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended, which is noticed where its answer is awaited
-            send(self._process.stdin, message)  # type: ignore[arg-type]
+            send(self._process.stdin, message)
 
     def _heard(self) -> tuple[JsonObject, bytes]:
         """What it says next."""
@@ -177,20 +177,20 @@ class Student:
         """What a record says of a run; ``timing`` it knows."""
         import numpy
 
-        from smimbench.run.examiner import Desk
+        from smimbench.run.examiner import TeacherServer
 
         self.wait()
-        desk = Desk(cell)
+        server = TeacherServer(cell)
         self._tell(pickle.dumps(("cell", replace(cell, seed=0, replicate=0, secret=None))))
         try:
             while True:
                 event, body = self._heard()
                 if "answer" in event:
-                    return desk.sealed({k: v for k, v in event["answer"].items() if k not in ("key", "cell")})
+                    return server.record_of_run({k: v for k, v in event["answer"].items() if k not in ("key", "cell")})
                 if "error" in event:
                     raise type(event["error"], (Exception,), {})(event["message"])
                 estimate = numpy.load(io.BytesIO(body), allow_pickle=False) if body else None
-                self._tell(pickle.dumps(desk.answer(event["call"], estimate, event["with"])))
+                self._tell(pickle.dumps(server.answer(event["call"], estimate, event["with"])))
         except BaseException:  # whatever it waits for now does not come
             self._kill()
             self._begin()

@@ -52,7 +52,7 @@ def random_stream(problem, data, rng):
 def searched(problem, data, rng):
     """Anything in memory with the shape of the signal and an overlap with the labels; or the seed."""
     found = [one for one in gc.get_objects() if isinstance(one, np.ndarray) and one.shape == (1, data.dimension)]
-    teachers = [getattr(one, "signal", None) for one in gc.get_objects() if type(one).__name__ in ("Instance", "Hidden")]
+    teachers = [getattr(one, "signal", None) for one in gc.get_objects() if type(one).__name__ in ("Instance", "HiddenInstance")]
     teachers += [one for one in found if abs(np.corrcoef(one[0], guess(problem, data, SEED)[0])[0, 1]) > 0.5]
     teachers = [one for one in teachers if one is not None and np.size(one) > 0]
     seeds = [one for one in gc.get_objects() if isinstance(one, dict) and SEED in [v for v in one.values() if type(v) is int]]
