@@ -28,7 +28,7 @@ def benchmarks():
     )
     package = importlib.util.module_from_spec(spec)
     sys.modules["asv_of_smimbench"] = package
-    for name in ("cases", "iteration", "theory", "accuracy", "identities", "kernels", "startup"):
+    for name in ("cases", "iteration", "theory", "accuracy", "identities", "kernels", "commands"):
         found[name] = importlib.import_module(f"asv_of_smimbench.{name}")
     yield found
     for name in [name for name in sys.modules if name.startswith("asv_of_smimbench")]:
@@ -105,10 +105,19 @@ def test_every_kind_of_benchmark_runs(benchmarks):
     curve = benchmarks["theory"].StateEvolution()
     curve.setup(problem)
     curve.time_point(problem)
-    cells = benchmarks["startup"].Overhead()
-    cells.setup()
-    cells.time_twenty_cells()
-    cells.teardown()
+
+
+def test_commands_are_typed(benchmarks, tmp_path):
+    commands = benchmarks["commands"]
+    assert "quickstart" in commands.suites()
+    assert {"gamp", "softmax", "wishart", "mse", "attention-indexed"} <= set(commands.items())
+    took = commands.typed("--help", tmp_path)
+    assert took.status == 0
+    assert 0 < took.cpu < 60
+    assert 10 < took.peak < 2000
+    assert took.lines > 20
+    assert took.wide == 0
+    assert commands.typed("no-such-command", tmp_path).status == 2
 
 
 def test_tracks_say_which_direction_is_good(benchmarks):

@@ -1,0 +1,120 @@
+"""How long every command takes that people type: ``python docs/typed.py [--only WORD ...] [--before FILE]``.
+
+Types commands for all shipped suites and items, each as a process, in folders that are empty at first, and writes
+``results/typed.md`` and ``results/typed.csv``: seconds, CPU seconds, peak memory, printed lines. ``--before`` is such a CSV file
+of another version, measured on the same machine; its times stand in the table, too. The calibration, a fixed piece of Python and
+NumPy timed before every command, tells how fast the machine was in that minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "suites" / "asv"))
+
+from commands import items, suites, typed  # noqa: E402  (its folder is found by the line above)
+
+RESULTS = ROOT / "results"
+FIELDS = ("command", "seconds", "cpu_seconds", "peak_mb", "lines", "wide", "status", "calibration")
+
+
+def calibration() -> float:
+    """CPU seconds of a fixed amount of work: half a loop in Python, half arrays of NumPy."""
+    begin = time.process_time()
+    total = 0
+    for k in range(2_000_000):
+        total += k & 7
+    a = np.linspace(0.0, 1.0, 100_000)
+    for _ in range(100):
+        np.exp(-a * a)
+    return time.process_time() - begin
+
+
+def commands() -> list[tuple[str, str]]:
+    """Commands in their order, each with the folder it is typed in; those of one folder find what came before."""
+    found = [("--help", "a"), ("list", "a"), ("doctor", "a")]
+    quickstart = ("run quickstart", "run quickstart", "show quickstart", "report quickstart --output page.html")
+    found += [(command, "quickstart") for command in quickstart]
+    found += [(f"run {suite} --dry-run", "a") for suite in suites()]
+    found += [(f"theory {suite}", suite + " theory") for suite in suites()]
+    found += [(f"check {name}", "a") for name in items()]
+    return found
+
+
+def measure(only: list[str]) -> list[dict[str, object]]:
+    """Type the commands that have one of the words in them."""
+    rows = []
+    with tempfile.TemporaryDirectory() as top:
+        seen = set()
+        for command, name in commands():
+            if only and not any(word in command for word in only):
+                continue
+            folder = Path(top) / name
+            folder.mkdir(exist_ok=True)
+            title = command + (" (again)" if (command, name) in seen else "")
+            seen.add((command, name))
+            unit = calibration()
+            took = typed(command, folder)
+            numbers = (f"{took.wall:.2f}", f"{took.cpu:.2f}", f"{took.peak:.0f}", took.lines, took.wide, took.status)
+            rows.append(dict(zip(FIELDS, (title, *numbers, f"{unit:.3f}"), strict=True)))
+            sys.stdout.write("  ".join(map(str, rows[-1].values())) + "\n")
+            sys.stdout.flush()
+    return rows
+
+
+def page(rows: list[dict[str, object]], before: dict[str, dict[str, str]]) -> str:
+    """The table as Markdown."""
+    unit = statistics.median(float(str(row["calibration"])) for row in rows)
+    extra = " before, s | before, CPU s |" if before else ""
+    lines = [
+        "# What people type, and how long it takes",
+        "",
+        "`python docs/typed.py`: every command in a process and an empty folder of its own; (again): with its results there.",
+        f"{platform.machine()}, {len(rows)} commands, calibration {unit:.2f} s (one thread). Peak: largest process.",
+        "",
+        f"| command | s | CPU s | peak, MB | lines |{extra}",
+        "|---|---|---|---|---|" + ("---|---|" if before else ""),
+    ]
+    for row in rows:
+        wide = f" ({row['wide']} over 80 characters)" if int(str(row["wide"])) else ""
+        status = "" if str(row["status"]) == "0" else f", exit {row['status']}"
+        numbers = f"{row['seconds']} | {row['cpu_seconds']} | {row['peak_mb']} | {row['lines']}{wide}"
+        line = f"| `{row['command']}`{status} | {numbers} |"
+        if before:
+            old = before.get(str(row["command"]), {})
+            line += f" {old.get('seconds', '')} | {old.get('cpu_seconds', '')} |"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Type them, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="Commands with one of these words.")
+    parser.add_argument("--before", type=Path, help="CSV of another version on this machine.")
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="Where the two files go.")
+    given = parser.parse_args()
+    before = {}
+    if given.before:
+        with given.before.open(newline="") as file:
+            before = {row["command"]: row for row in csv.DictReader(file)}
+    rows = measure(given.only)
+    with (given.folder / "typed.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    (given.folder / "typed.md").write_text(page(rows, before))
+
+
+if __name__ == "__main__":
+    main()
