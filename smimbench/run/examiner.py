@@ -4,7 +4,9 @@ their seeds, and questions to the process that knows.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from smimbench.backend.arrays import dtype_name, to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import DrawnInputs
-from smimbench.files import canonical_json
+from smimbench.files import attempt, canonical_json, error_line
 from smimbench.interfaces import Start
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, ProblemError, seed_sequence
@@ -111,24 +113,29 @@ class HiddenInstance(Instance):
 
     def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> dict[str, list[float]]:
         """See ``Instance``."""
-        values, blank = self.ask("metrics", estimate, broken=broken or {})
+        values, blank = self.ask("metrics", estimate=_packed(estimate), broken=broken or {})
         if broken is not None:
             broken |= blank
         return dict(values)
 
     def overlaps(self, estimate: Array) -> Overlaps:
         """See ``Instance``."""
-        found: Overlaps = self.ask("overlaps", estimate)
+        found: Overlaps = self.ask("overlaps", estimate=_packed(estimate))
         return found
 
     def measure(
         self, names: Sequence[str], estimate: Array, V: Array | None = None
     ) -> tuple[dict[str, list[float]], dict[str, str], list[str]]:
         """See ``Instance``."""
-        values, blank, remarks = self.ask(
-            "measure", estimate, names=list(names), V=None if V is None else to_host(V).tolist()
-        )
+        claimed = None if V is None else to_host(V)
+        values, blank, remarks = self.ask("measure", estimate=_packed(estimate), names=list(names), V=claimed)
         return values, blank, remarks
+
+
+def _packed(array: Array) -> str:
+    body = io.BytesIO()
+    np.save(body, to_host(array), allow_pickle=False)
+    return base64.b64encode(body.getvalue()).decode()
 
 
 class RemoteExaminer(Examiner):
@@ -167,11 +174,17 @@ class TeacherServer:
         self._values: dict[str, list[float]] = {}
         self._drawn = 0
 
-    def answer(self, call: str, estimate: Array | None, arguments: JsonObject) -> Any:
-        """The answer to a question; an estimate may come with it."""
-        known = {f.__name__: f for f in (self.instance, self.stream, self.informed, self.fresh)}
-        about = {f.__name__: f for f in (self.overlaps, self.metrics, self.measure)}
-        return known[call](**arguments) if estimate is None else about[call](estimate, **arguments)
+    def reply(self, event: JsonObject) -> tuple[Any, str]:
+        """The answer to a question, or the error that it raised in one line."""
+        found, error = attempt(self._answer, **event)
+        return found, "" if error is None else error_line(error)
+
+    def _answer(self, call: str, **arguments: Any) -> Any:
+        if "estimate" in arguments:
+            body = io.BytesIO(base64.b64decode(arguments["estimate"]))
+            arguments["estimate"] = np.load(body, allow_pickle=False)
+        asked = (self.instance, self.stream, self.informed, self.fresh, self.overlaps, self.metrics, self.measure)
+        return {method.__name__: method for method in asked}[call](**arguments)
 
     def instance(self) -> tuple[Any, Any, float]:
         """Inputs, labels and sample ratio, on the host."""
@@ -219,13 +232,14 @@ class TeacherServer:
         return found
 
     def record_of_run(self, found: JsonObject) -> JsonObject:
-        """What a record says of a run, its measured numbers as they were measured here; of one that failed there are none.
+        """What its own record says of a run, its measured numbers as they were measured here; of one that failed there are none.
 
         Raises
         ------
         ValueError
             If more fresh samples were handed out than were counted.
         """
+        found = {name: value for name, value in found.items() if name not in ("key", "cell")}
         if not found["metrics"]:
             return found
         if found.get("fresh_samples", self._drawn) != self._drawn:

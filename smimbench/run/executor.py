@@ -18,7 +18,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -75,7 +75,7 @@ class Task:
     accept : callable
         Called with the answer; raises ValueError if it is none.
     on_event : callable
-        Called with what the process reports on the way.
+        Called with what the process reports on the way; what it returns, unless None, is the answer.
     chances : int
         Processes that it may lose before it is given up.
     timeout : float or None
@@ -88,7 +88,7 @@ class Task:
     arguments: tuple[Any, ...]
     distributions: frozenset[str]
     accept: Callable[[Any], None] = lambda answer: None
-    on_event: Callable[[JsonObject], None] = lambda event: None
+    on_event: Callable[[JsonObject], object] = lambda event: None
     chances: int = 1
     timeout: float | None = None
     patience: float | None = None
@@ -125,7 +125,8 @@ class Executor:
     registry : Registry
         Anything with its ``paths`` and ``foreign_path``.
     setup : dict
-        What else the processes are told when they start.
+        What else the processes are told when they start. With the ``heartbeat`` file of this process they work in its place:
+        they beat there, and print where it prints.
     """
 
     def __init__(self, most: int, threads: int, registry: Any, **setup: Any) -> None:
@@ -187,7 +188,7 @@ class Executor:
     def _begin(self, waiting: deque[Task], may_begin: Callable[[Task], bool | None]) -> None:
         """Assign tasks to processes while there are both."""
         for _ in range(len(waiting)):
-            if (worker := self._idle(waiting[0].distributions)) is None:
+            if (worker := self.start(waiting[0].distributions)) is None:
                 return
             task = waiting.popleft()
             decided = may_begin(task)
@@ -196,8 +197,8 @@ class Executor:
             elif decided is None:
                 waiting.append(task)
 
-    def _idle(self, distributions: frozenset[str]) -> _Worker | None:
-        """An idle process with these distributions loaded; None if the maximum number of processes is busy."""
+    def start(self, distributions: frozenset[str]) -> _Worker | None:
+        """An idle process with these distributions, started if need be; None if the maximum number of processes is busy."""
         free = [worker for worker in self.workers if worker.is_idle]
         if len(self.workers) - len(free) >= self._most:
             return None
@@ -233,16 +234,20 @@ class _Worker:
         self._ready = False
         self._begun = self._heard = time.monotonic()
         self._died: float | None = None
-        with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
-            file.write(STILL)
-        self._pulse = Path(file.name)
-        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
+        self._stands_in = "heartbeat" in setup
+        if not self._stands_in:
+            with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
+                file.write(STILL)
+            setup = {**setup, "heartbeat": file.name}
+        self._pulse = Path(setup["heartbeat"])
+        # Closed in end(). One that stands in prints where its parent prints.
+        self._output: IO[bytes] = os.fdopen(os.dup(2), "a+b") if self._stands_in else tempfile.TemporaryFile("a+b")  # noqa: SIM115
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         path = [entry for entry in sys.path if entry not in registry.foreign_path]
         environment = dict.fromkeys(names, str(setup["threads"])) | dict(os.environ)
         self.process = started(path, stderr=self._output, env=environment)
         plugins = {"paths": registry.paths, "third_party": bool(distributions), "only": sorted(distributions)}
-        self._send(json.dumps({**plugins, **setup, "heartbeat": str(self._pulse)}).encode())
+        self._send(json.dumps({**setup, **plugins}).encode())
         listen(self.process.stdout, lambda message: events.put((self, message)))
 
     def _send(self, message: bytes) -> None:
@@ -285,7 +290,8 @@ class _Worker:
             if self.task is None or not isinstance(event, dict):
                 raise ValueError("nothing was asked")
             if not event.keys() & {"answer", "error"}:
-                self.task.on_event(event)
+                if (reply := self.task.on_event(event)) is not None:
+                    self._send(pickle.dumps(reply))
                 return None
             if "answer" in event:
                 self.task.accept(event["answer"])
@@ -364,7 +370,8 @@ class _Worker:
         self.process.wait()
         for stream in (self.process.stdin, self._output):
             unless(OSError, stream.close)  # type: ignore[union-attr]
-        self._pulse.unlink(missing_ok=True)
+        if not self._stands_in:
+            self._pulse.unlink(missing_ok=True)
 
 
 def how_it_ended(code: int | None) -> str:
