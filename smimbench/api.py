@@ -173,6 +173,7 @@ def theory(
         Relative deviation of the error, as 0.02, that plain draws of teacher and posterior should exclude at every point; they
         give each dict a list ``verification``. 0 draws nothing.
     """
+    import tempfile
     import warnings
     from pathlib import Path
 
@@ -182,7 +183,10 @@ def theory(
     cache = TheoryCache(None if results is None else Path(results) / "theory")
     cache.remark = warnings.warn
     suite = _suite(suite, overrides)
-    documents = theory_document(suite, alphas, cache, on_stage, thresholds=thresholds, workers=workers)
+    with tempfile.TemporaryDirectory() as shared:
+        if workers > 1 and results is None:
+            cache.folder = Path(shared)
+        documents = theory_document(suite, alphas, cache, on_stage, thresholds=thresholds, workers=workers)
     for document in documents:
         if "unsolved" in document:
             warnings.warn(f"{document['problem']['label']}: not solved: {document['unsolved']}", stacklevel=2)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import heapq
 import math
 import os
 import re
 import shlex
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +34,8 @@ LONGEST_TRIAL = 20.0
 """Seconds after which a trial of a plugin is ended from outside; doubled, a dry run of one that hangs takes twice as long."""
 USUAL = 60
 """Iterations of an algorithm that stops by itself. Doubled, runs of message passing are said to take twice as long."""
+GROUP = ("problem", "algorithm", "backend")
+"""Keys of cells that take the same time for the same work."""
 CALL = 2e-4
 """Seconds of an iteration of a tiny instance. Doubled, suites of tiny instances are said to take twice as long."""
 
@@ -50,16 +50,15 @@ class Estimate:
     tried: int = 0
 
 
-class _Work(NamedTuple):
-    """Operations and memory reads of an iteration, and the number of iterations (None if the algorithm decides)."""
+class _Speed(NamedTuple):
+    """Operations and bytes read per second."""
 
-    flops: float
-    bytes: float
-    steps: int | None
+    rate: float
+    bandwidth: float = math.inf
 
-    def seconds(self, rate: float, bandwidth: float) -> float:
-        """Duration of an iteration at these rates of operations and memory reads."""
-        return max(self.flops / rate, self.bytes / bandwidth) + CALL
+
+HOST = _Speed(1e10)
+"""A core of a processor, where no run and no trial tells how fast it is; doubled, such cells are said to take half as long."""
 
 
 class _Past(NamedTuple):
@@ -92,21 +91,21 @@ def estimate_cost(
         cell, timing = record["cell"], record.get("timing") or {}
         if timing.get("machine") == machine.fingerprint() and timing.get("total_seconds") and record.get("iterations"):
             run = _Past(cell["alpha"], cell["dimension"], record["iterations"], timing["total_seconds"])
-            known.setdefault(_identity(cell["problem"], cell["algorithm"], cell["backend"]), []).append(run)
+            known.setdefault(canonical_json([cell[key] for key in GROUP]), []).append(run)
     for name, group, problem, algorithm in _groups(cells):
         if refusal(algorithm, problem):
             continue
-        speed, runs = _ceilings_of(group[0]), known.get(name, [])
-        trial = _trial(problem, algorithm, group, speed) if trials and not runs else []
+        runs = known.get(name, [])
+        trial = _trial(problem, algorithm, group) if trials and not runs else []
         usual = float(np.median([run.iterations for run in runs])) if runs else USUAL
-        paces = [
-            run.seconds / run.iterations / _work(problem, algorithm, group[0], run.alpha, run.dimension).seconds(*speed)
-            for run in runs or trial
-        ]
+        paces = []
+        for run in runs or trial:
+            once, _ = _iteration(problem, algorithm, group[0], run.alpha, run.dimension)
+            paces.append(run.seconds / run.iterations / once)
         pace = float(np.median(paces or [1.0]))
         for cell in group:
-            work = _work(problem, algorithm, cell, cell.alpha, cell.dimension)
-            seconds += pace * work.seconds(*speed) * (work.steps or min(usual, cell.run.max_iterations))
+            once, steps = _iteration(problem, algorithm, cell, cell.alpha, cell.dimension)
+            seconds += pace * once * (steps or min(usual, cell.run.max_iterations))
             peak = max(peak, _memory(problem, cell))
         learned += len(group) * bool(runs)
         tried += len(group) * bool(trial)
@@ -121,8 +120,8 @@ def prices(cells: Sequence[Cell]) -> dict[str, float]:
         for cell in group:
             found[cell.key] = 0.0
             if not refused:  # a plan may fail for what its algorithm refuses
-                work = _work(problem, algorithm, cell, cell.alpha, cell.dimension)
-                found[cell.key] = work.seconds(1e9, math.inf) * (work.steps or min(USUAL, cell.run.max_iterations))
+                once, steps = _iteration(problem, algorithm, cell, cell.alpha, cell.dimension, HOST)
+                found[cell.key] = once * (steps or min(USUAL, cell.run.max_iterations))
     return found
 
 
@@ -139,20 +138,16 @@ def _groups(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], Problem, A
     """Cells grouped by problem, algorithm and backend."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(_identity(cell.problem, cell.algorithm, cell.backend), []).append(cell)
+        groups.setdefault(canonical_json([getattr(cell, key) for key in GROUP]), []).append(cell)
     for name, group in groups.items():
         yield name, group, *group[0].rebuild()
 
 
-def _identity(*parts: Any) -> str:
-    return canonical_json(parts)
-
-
-def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell], speed: tuple[float, float]) -> list[_Past]:
+def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell]) -> list[_Past]:
     """Time of some iterations on a smaller instance; nothing if they fail."""
     cell = max(group, key=lambda cell: cell.alpha)
     dimension = cell.dimension
-    while dimension > 8 and _work(problem, algorithm, cell, cell.alpha, dimension).seconds(*speed) > TRIAL + CALL:
+    while dimension > 8 and _iteration(problem, algorithm, cell, cell.alpha, dimension)[0] > TRIAL + CALL:
         dimension = int(0.7 * dimension)
     smaller = cell.run.model_copy(update={"timeout": 0.5, "max_iterations": min(cell.run.max_iterations, 8)})
     trial = dataclasses.replace(cell, dimension=dimension, run=smaller)
@@ -166,15 +161,20 @@ def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell], speed: tuple
     return [_Past(cell.alpha, dimension, 1, one)] if one else []
 
 
-def _work(problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension: int) -> _Work:
-    """Work of a run like that of ``cell`` at another sample ratio and dimension."""
+def _iteration(
+    problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension: int, speed: _Speed | None = None
+) -> tuple[float, int | None]:
+    """Seconds that the products and reads of an iteration take at this speed (None: of its device), and the number of
+    iterations (None if the algorithm decides), of a run like that of ``cell`` at another sample ratio and dimension.
+    """
     model = problem.model
     samples = model.sample_count(alpha, dimension)
     plan = algorithm.plan(sizes(samples, model.tokens, dimension, alpha))
     batch = plan.batch or samples
     cost = model.cost(batch, dimension, problem.components)
     read = _width(cell) * batch * model.tokens * dimension
-    return _Work(plan.students * (cost.flops + cost.denoiser), read, plan.steps or None)
+    rate, bandwidth = speed or _speed_of(cell)
+    return max(plan.students * (cost.flops + cost.denoiser) / rate, read / bandwidth) + CALL, plan.steps or None
 
 
 def _memory(problem: Problem, cell: Cell) -> int:
@@ -192,24 +192,11 @@ def _width(cell: Cell) -> int:
     return 8 if cell.run.dtype == "float64" else 4
 
 
-def _ceilings_of(cell: Cell) -> tuple[float, float]:
-    """Peak rates of operations and memory reads where a cell runs; for the host only its cache-sized matrix products."""
+def _speed_of(cell: Cell) -> _Speed:
     if not get_backend(cell.backend).accelerated:
-        return _gemm_rate("float32" if cell.run.dtype == "float32" else "float64"), math.inf
+        return HOST
     found = ceilings(cell.backend)
-    return found.get("tf32" if cell.run.tf32 else cell.run.dtype, found["float64"]), found["bandwidth"]
-
-
-@functools.cache
-def _gemm_rate(dtype: str) -> float:
-    """Operations per second of matrix products on one core of the host."""
-    a = np.ones((256, 256), dtype=dtype)
-    with machine.blas_threads(1):
-        a @ a
-        begin = time.perf_counter()
-        for _ in range(4):
-            a @ a
-        return 4 * 2 * 256**3 / (time.perf_counter() - begin)
+    return _Speed(found.get("tf32" if cell.run.tf32 else cell.run.dtype, found["float64"]), found["bandwidth"])
 
 
 @dataclass(frozen=True)

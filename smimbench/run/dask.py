@@ -21,7 +21,7 @@ from smimbench.files import error_line, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import Executor, Limits
-from smimbench.run.processes import cell_task, check_record_of, record_of
+from smimbench.run.processes import cell_task, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,7 +84,7 @@ def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits | 
             cell, chance = running.pop(future)
             record, why = _outcome(future)
             if why is None:
-                yield _checked(record, cell, threads)
+                yield record
             elif type(why).__name__ in LOST and chance < 5:  # Dask itself sends it to other workers before
                 time.sleep(1.0)  # it went with its worker, or with the scheduler: a moment later it is known which
                 if watch.workers() is None:
@@ -149,17 +149,6 @@ class _Watch:
             raise BackendError(f"dask: {what} at {self._address} for {PATIENCE:.0f} s; what was finished is kept")
 
 
-def _checked(record: Any, cell: Cell, threads: int) -> JsonObject:
-    """Record sent by a worker, if it is a valid record of the cell."""
-    try:
-        check_record_of(cell, record)
-        return dict(record)
-    except (ValueError, TypeError, KeyError) as error:
-        return lost_record(
-            cell, threads, f"the worker sent something that is no record of its cell: {error_line(error)}"
-        )
-
-
 def _work_anywhere(
     cell: Cell,
     threads: int,
@@ -172,45 +161,35 @@ def _work_anywhere(
     here = machine.versions().get("smimbench")
     if here != version:
         return lost_record(cell, threads, f"the worker has smimbench {here}, the client {version}; install the same")
-    executor = _RESTING.take(run) or Executor(
-        1, threads, SimpleNamespace(paths=paths, foreign_path=set()), timing=False
-    )
+    executor = _take(run) or Executor(1, threads, SimpleNamespace(paths=paths, foreign_path=set()), timing=False)
     (ended,) = executor.run([cell_task(cell, distributions)], Limits(limits.seconds, limits.memory))
-    _RESTING.put(run, executor)
+    _rest(run, executor)
     return record_of(ended, threads)
 
 
-class _Resting:
-    """Idle processes next to a Dask worker, which wait for the next cell of their run and end if none comes."""
+# -- idle processes next to a Dask worker -------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._executors: list[tuple[str, Executor, threading.Timer]] = []
+_RESTING: dict[Executor, tuple[str, threading.Timer]] = {}
+"""Each with its run, as other runs may have different code. Who pops one, in whatever thread, has it alone."""
 
-    def take(self, run: str) -> Executor | None:
-        """Take an idle process of this run, if there is one; other runs may have different code."""
-        with self._lock:
-            found = next((one for one in self._executors if one[0] == run), None)
-            if found is None:
-                return None
-            self._executors.remove(found)
-            found[2].cancel()
-            return found[1]
 
-    def put(self, run: str, executor: Executor) -> None:
-        """Return a process to the idle ones."""
-        timer = threading.Timer(IDLE_TIMEOUT, self._end, [executor])
-        timer.daemon = True
-        with self._lock:
-            self._executors.append((run, executor, timer))
-        timer.start()
+def _take(run: str) -> Executor | None:
+    """An idle process of this run, if there is one."""
+    for executor, (owner, timer) in list(_RESTING.items()):
+        if owner == run and _RESTING.pop(executor, None) is not None:
+            timer.cancel()
+            return executor
+    return None
 
-    def _end(self, executor: Executor) -> None:
-        with self._lock:
-            left = [one for one in self._executors if one[1] is not executor]
-            is_taken, self._executors = len(left) == len(self._executors), left
-        if not is_taken:
+
+def _rest(run: str, executor: Executor) -> None:
+    """Leave a process to the next cell of its run; it ends if none comes."""
+
+    def end() -> None:
+        if _RESTING.pop(executor, None) is not None:
             executor.end()
 
-
-_RESTING = _Resting()
+    timer = threading.Timer(IDLE_TIMEOUT, end)
+    timer.daemon = True
+    _RESTING[executor] = run, timer
+    timer.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import zipfile
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import machine
-from smimbench.files import attempt, canonical_json, error_line, write_atomically
+from smimbench.files import attempt, canonical_json, error_line, read_npz, write_atomically
 from smimbench.problem.problem import CODE
 from smimbench.run.loop import Status
 from smimbench.run.record import new_record
@@ -105,7 +105,7 @@ def write_instance(suite: Suite, point: Point, output: Path) -> JsonObject:
 
 
 def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
-    """The array ``estimate`` of an ``.npz``: real numbers in this shape. Nothing is unpacked before its head says so.
+    """The array ``estimate`` of an ``.npz``: real numbers in this shape.
 
     Raises
     ------
@@ -115,37 +115,19 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
     if not path.is_file():  # a pipe or a device may never end
         reason = "is no regular file; write the estimate to an .npz first" if path.exists() else "does not exist"
         raise SuiteError(str(path), "", reason)
-    found, error = attempt(_estimate_in, path, shape)
-    if error is None:
-        estimate: Array = found
-        return estimate
-    if isinstance(error, SuiteError):
-        raise error
-    raise SuiteError(str(path), "", f"cannot be read as .npz: {error_line(error)}")
-
-
-def _estimate_in(path: Path, shape: tuple[int, ...]) -> Array:
-    def refuse(reason: str) -> SuiteError:
-        return SuiteError(str(path), "estimate", reason)
-
-    with zipfile.ZipFile(path) as packed:
-        names = [name.removesuffix(".npy") for name in packed.namelist()]
-        if "estimate" not in names:
-            raise refuse(f"is missing; the file holds {', '.join(names[:20]) or 'nothing'}")
-        if names.count("estimate") > 1:
-            raise refuse("occurs twice in the file")
-        with packed.open("estimate.npy" if "estimate.npy" in packed.namelist() else "estimate") as part:
-            heads = {(1, 0): np.lib.format.read_array_header_1_0}
-            read_head = heads.get(np.lib.format.read_magic(part), np.lib.format.read_array_header_2_0)
-            found, _, dtype = read_head(part)
-    if dtype.kind not in "fiu":
-        kind = {"c": "complex numbers", "M": "dates", "m": "time spans", "b": "truth values", "O": "objects"}
-        raise refuse(f"must be real numbers, got {kind.get(dtype.kind, f'the type {dtype}')}")
-    if found != tuple(shape):
-        short = str(found) if len(found) < 10 else f"one of {len(found)} axes"
-        raise refuse(f"must have the shape {tuple(shape)}, got {short}")
-    with np.load(path, allow_pickle=False) as arrays:
-        return np.asarray(arrays["estimate"], dtype=np.float64)
+    with path.open("rb") as file:
+        arrays, error = attempt(read_npz, file, (1 << 24) + 32 * math.prod(shape))
+    if error is not None:
+        raise SuiteError(str(path), "", f"cannot be read as .npz: {error_line(error)}")
+    if "estimate" not in arrays:
+        holds = ", ".join(list(arrays)[:20]) or "nothing"
+        raise SuiteError(str(path), "estimate", f"is missing; the file holds {holds}")
+    estimate: Array = arrays["estimate"]
+    if estimate.dtype.kind not in "fiu":
+        raise SuiteError(str(path), "estimate", f"must be real numbers, got the type {estimate.dtype}")
+    if estimate.shape != shape:
+        raise SuiteError(str(path), "estimate", f"must have the shape {shape}, got {estimate.shape}")
+    return np.asarray(estimate, dtype=np.float64)
 
 
 def score_record(suite: Suite, point: Point, estimate: Array, label: str) -> JsonObject:

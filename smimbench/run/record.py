@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from smimbench.backend import machine
 from smimbench.files import JsonObject, plain_value, printable, read_json, write_atomically
@@ -219,29 +219,14 @@ def text_of(record: JsonObject) -> str:
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any) -> Any:
     """Copy that JSON can hold, whatever a plugin has added: NaN and infinity become null, other objects their text."""
-    if depth > 20:
-        raise ValueError("nested more than 20 deep")
-    match value:
-        case None | bool():
-            return value
-        case int() if abs(value) < 1 << 63:
-            return int(value)
-        case int():
-            return printable(hex(value), LONGEST)
-        case float():
-            return float(value) if math.isfinite(value) else None
-        case str():
-            return str.__str__(value)
-        case dict():
-            return {k if isinstance(k, str) else printable(k): plain(v, depth + 1) for k, v in value.items()}
-        case list() | tuple():
-            return [plain(v, depth + 1) for v in value]
-    if hasattr(value, "tolist") and not isinstance(value, type):
-        found = value.tolist()
-        return printable(value, LONGEST) if hasattr(found, "tolist") else plain(found, depth + 1)
-    return printable(value, LONGEST)
+    return to_jsonable_python(value, inf_nan_mode="null", bytes_mode="base64", fallback=_plain_object)
+
+
+def _plain_object(value: Any) -> Any:
+    found = value.tolist() if hasattr(value, "tolist") and not isinstance(value, type) else value
+    return printable(value, LONGEST) if hasattr(found, "tolist") or found is value else found
 
 
 Value = float | list[float]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.files import StoreError, read_json, sync_folder, unless, write_atomically
+from smimbench.files import StoreError, read_json, read_npz, sync_folder, unless, write_atomically
 from smimbench.run.record import FORMAT, SharedDocument, check_model, check_record, digest_of, plain, sealed, text_of
 
 if TYPE_CHECKING:
@@ -250,11 +250,7 @@ def _unpacked_npz(path: Path, found: JsonObject) -> Columns:
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != found["sha256"]:
         raise ValueError("was changed after it was written")
-    with zipfile.ZipFile(io.BytesIO(data)) as packed:
-        if sum(part.file_size for part in packed.infolist()) > 1 << 28:
-            raise ValueError("is larger than 256 MB when unpacked")
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return {key: arrays[key] for key in arrays.files}
+    return read_npz(io.BytesIO(data))
 
 
 def theory_folder(store: Store) -> Path:

@@ -7,10 +7,9 @@ leave there is read as if this process had solved it, so that the numbers are th
 
 from __future__ import annotations
 
-import tempfile
 import time
 import weakref
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json, printable
@@ -22,7 +21,8 @@ from smimbench.run.theory_cache import Progress, TheoryCache, TheoryError
 from smimbench.theory.predictions import independent_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
@@ -139,7 +139,7 @@ def solve_in_processes(
     *,
     thresholds: bool = True,
 ) -> None:
-    """Solve problems and their sample ratios in parallel, and store the results in the cache.
+    """Solve problems and their sample ratios in parallel, and store the results in the folder of the cache.
 
     Parameters
     ----------
@@ -158,41 +158,24 @@ def solve_in_processes(
         found = cache.kept([(problem, ratios)])
         return Progress(found.points + thresholds * found.thresholds, len(ratios) + thresholds, found.nodes)
 
+    def hear(i: int, event: JsonObject) -> None:
+        if "progress" in event:
+            on_progress(i, Progress(*event["progress"]))
+
     todo = [i for i in range(len(wanted)) if (now := progress(i)).done < now.total]
-    if not todo:
-        return
-    kept_in, looked = cache.folder, time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary:
-        cache.folder = kept_in or Path(temporary)
-        executor = Executor(workers, 1, get_registry(), folder=str(cache.folder))
-
-        def look(numbers: Iterable[int]) -> None:
-            nonlocal looked
-            looked = time.monotonic()
-            for i in sorted(set(numbers)):
-                on_progress(i, progress(i))
-
-        try:
-            for i in todo:
-                cache.begin(wanted[i][0])
-            parts = [(i, ("part", part)) for i in todo for part in independent_parts(*wanted[i])]
-            whole = [(i, ("whole", list(wanted[i][1]), thresholds)) for i in todo]
-            for stage in (parts, whole):
-                waiting = {}
-                for i, (what, *more) in stage:
-                    waiting[Task("theory", (what, wanted[i][0].spec, *more), frozenset())] = i
-
-                def see(_: object, waiting: dict[Task, int] = waiting) -> None:
-                    if time.monotonic() - looked > 1:
-                        look(waiting.values())
-
-                for ended in executor.run(list(waiting), on_look=see):
-                    _answer_of(ended)
-                    look([waiting.pop(ended.task)])
-            for problem, ratios in wanted if kept_in is None else ():  # into memory
-                cache.points(problem, ratios)
-                if thresholds:
-                    cache.thresholds(problem)
-        finally:
-            executor.end()
-            cache.folder = kept_in
+    executor = Executor(workers, 1, get_registry(), folder=str(cache.folder))
+    try:
+        for i in todo:
+            cache.begin(wanted[i][0])
+        parts = [(i, ("part", part)) for i in todo for part in independent_parts(*wanted[i])]
+        whole = [(i, ("whole", list(wanted[i][1]), thresholds)) for i in todo]
+        for stage in (parts, whole):
+            tasks = {}
+            for i, (what, *more) in stage:
+                arguments = what, wanted[i][0].spec, *more
+                tasks[Task("theory", arguments, frozenset(), on_event=partial(hear, i))] = i
+            for ended in executor.run(tasks):
+                _answer_of(ended)
+                on_progress(tasks[ended.task], progress(tasks[ended.task]))
+    finally:
+        executor.end()

@@ -128,14 +128,14 @@ def test_a_record_that_goes_before_it_is_fetched_was_lost_and_is_no_traceback():
 
 def test_the_cells_of_a_run_share_a_process_that_rests_between_them(tmp_path, monkeypatch):
     """Beside a Dask worker: the same run meets the same process, another run a new one, and none is left for ever."""
-    resting = dask._Resting()
+    resting = {}
     monkeypatch.setattr(dask, "_RESTING", resting)
     cell = load_suite(write_suite(tmp_path)).cells()[0]
     version = dask.machine.versions().get("smimbench")
 
     def work(run):
         dask._work_anywhere(cell, 1, (), frozenset(), version, dask.Limits(), run)
-        return resting._executors[-1][1].workers[0].process
+        return list(resting)[-1].workers[0].process
 
     monkeypatch.setattr(dask, "IDLE_TIMEOUT", 60.0)
     first = work("a")
@@ -147,7 +147,7 @@ def test_the_cells_of_a_run_share_a_process_that_rests_between_them(tmp_path, mo
     monkeypatch.setattr(dask, "IDLE_TIMEOUT", 0.1)
     assert work("a") is second
     assert second.wait(20) is not None
-    ((run, other, timer),) = resting._executors
+    ((other, (run, timer)),) = resting.items()
     assert run == "b"
     timer.cancel()
     other.end()

@@ -131,24 +131,26 @@ BAD = {
     "a pipe": (lambda path: os.mkfifo(path), "is no regular file; write the estimate to an .npz first"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "is no regular file; write the estimate to an .npz first"),
     "a directory": (lambda path: path.mkdir(), "is a directory"),
-    "complex": (_estimate(estimate=np.ones((1, 30)) + 1j), "must be real numbers, got complex numbers"),
-    "dates": (_estimate(estimate=np.zeros((1, 30), "M8[s]")), "must be real numbers, got dates"),
-    "time spans": (_estimate(estimate=np.zeros((1, 30), "m8[s]")), "must be real numbers, got time spans"),
-    "truth values": (_estimate(estimate=np.zeros((1, 30), bool)), "must be real numbers, got truth values"),
+    "complex": (_estimate(estimate=np.ones((1, 30)) + 1j), "must be real numbers, got the type complex128"),
+    "dates": (_estimate(estimate=np.zeros((1, 30), "M8[s]")), "must be real numbers, got the type datetime64"),
+    "time spans": (_estimate(estimate=np.zeros((1, 30), "m8[s]")), "must be real numbers, got the type timedelta64"),
+    "truth values": (_estimate(estimate=np.zeros((1, 30), bool)), "must be real numbers, got the type bool"),
     "text": (_estimate(estimate=np.full((1, 30), "1")), "must be real numbers, got the type"),
-    "objects": (_estimate(estimate=np.full((1, 30), None)), "must be real numbers, got objects"),
+    "objects": (_estimate(estimate=np.full((1, 30), None)), "cannot be read as .npz: ValueError: Object arrays"),
     "fields": (_estimate(estimate=np.zeros((1, 30), [("a", float)])), "must be real numbers, got the type"),
     "a scalar": (_estimate(estimate=1.0), r"must have the shape \(1, 30\), got \(\)"),
-    "too many axes": (_estimate(estimate=np.zeros((1,) * 40)), "got one of 40 axes"),
+    "too many axes": (_estimate(estimate=np.zeros((1,) * 40)), "got \\(1, 1, 1"),
     "nothing": (_packed(), "is missing; the file holds nothing"),
     "no array": (_packed(("estimate.npy", b"hello")), "cannot be read as .npz"),
     "cut": (_packed(("estimate.npy", SOUND[:200])), "cannot be read as .npz"),
     "a head of nonsense": (_packed(("estimate.npy", SOUND[:10] + b"{" * 118)), "cannot be read as .npz"),
-    "another head": (_packed(("estimate.npy", _npy(np.zeros((1, 30)), shape=(b"(1, 30)", b"(9, 99)")))), "got (9, 99)"),
-    "twice": (_packed(("estimate.npy", SOUND), ("estimate", SOUND)), "occurs twice in the file"),
+    "another head": (
+        _packed(("estimate.npy", _npy(np.zeros((1, 30)), shape=(b"(1, 30)", b"(9, 99)")))),
+        "cannot be read as .npz",
+    ),
     "an array alone": (lambda path: path.write_bytes(SOUND), "cannot be read as .npz"),
     "half a zip": (lambda path: path.write_bytes(_zip_bytes()[:-30]), "cannot be read as .npz"),
-    "a bomb": (_packed(("estimate.npy", _npy(np.zeros((3000, 3000))))), "got (3000, 3000)"),
+    "a bomb": (_packed(("estimate.npy", _npy(np.zeros((3000, 3000))))), "is larger than 16 MB"),
 }
 
 
@@ -168,7 +170,7 @@ def test_every_kind_of_bad_estimate_is_one_line(tmp_path, capsys, name):
     assert code == 2
     assert out == ""
     assert len(err.splitlines()) == 1
-    assert re.search(message.replace("(9, 99)", r"\(9, 99\)").replace("(3000, 3000)", r"\(3000, 3000\)"), err)
+    assert re.search(message, err)
 
 
 def test_data_on_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, capsys, monkeypatch):

@@ -331,9 +331,9 @@ def test_what_a_plugin_puts_in_a_record_becomes_plain():
         def __str__(self):
             raise OSError
 
-    found = plain({"a": Odd(), "b": {1: np.float32(0.5)}, "d": 10**5000, "e": np.array([math.inf])})
+    found = plain({"a": Odd(), "b": {1: np.float32(0.5)}, "d": np.longdouble(3), "e": np.array([math.inf])})
     assert found["a"] == "(a Odd whose text cannot be had)"
     assert found["b"] == {"1": 0.5}
-    assert len(found["d"]) < 20_000
+    assert found["d"] == "3.0"
     assert found["e"] == [None]
     json.dumps(found, allow_nan=False)
