@@ -122,7 +122,7 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
     if "estimate" not in arrays:
         holds = ", ".join(list(arrays)[:20]) or "nothing"
         raise SuiteError(str(path), "estimate", f"is missing; the file holds {holds}")
-    estimate: Array = arrays["estimate"]
+    estimate: Array = np.asarray(arrays["estimate"])
     if estimate.dtype.kind not in "fiu":
         raise SuiteError(str(path), "estimate", f"must be real numbers, got the type {estimate.dtype}")
     if estimate.shape != shape:

@@ -141,7 +141,7 @@ BAD = {
     "a scalar": (_estimate(estimate=1.0), r"must have the shape \(1, 30\), got \(\)"),
     "too many axes": (_estimate(estimate=np.zeros((1,) * 40)), "got \\(1, 1, 1"),
     "nothing": (_packed(), "is missing; the file holds nothing"),
-    "no array": (_packed(("estimate.npy", b"hello")), "cannot be read as .npz"),
+    "no array": (_packed(("estimate.npy", b"hello")), "must be real numbers, got the type"),
     "cut": (_packed(("estimate.npy", SOUND[:200])), "cannot be read as .npz"),
     "a head of nonsense": (_packed(("estimate.npy", SOUND[:10] + b"{" * 118)), "cannot be read as .npz"),
     "another head": (
