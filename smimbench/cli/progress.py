@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 LONG_CELL = 5.0
 """Seconds after which a cell has a bar of its own on a terminal."""
+LONG_WAIT = 60.0
+"""Seconds after which a file or pipe is told of a cell that still runs; again whenever its time has doubled."""
 PATIENCE = 2.0
-"""Seconds of theory before a file or pipe is told what is being solved."""
+"""Seconds of theory before a file or pipe is told what is being solved; again whenever they have doubled."""
 
 
 class Interrupted(click.Abort):
@@ -40,8 +42,30 @@ class RunProgress(NamedTuple):
     on_look: Callable[[list[Underway]], None]
 
 
+class _Lines:
+    """A line about what takes ``first`` seconds, and again whenever its time has doubled; nothing if None."""
+
+    def __init__(self, first: float | None) -> None:
+        self._first, self._due = first, {"": 0.0}
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def show(self, key: str, name: str, count: str, seconds: float = 0.0, **numbers: Any) -> None:
+        """Tell of a task that has taken so many seconds, and what was counted."""
+        if self._first is not None and seconds >= self._due.setdefault(key, self._first):
+            self._due[key] = 2 * seconds
+            complain(f"running for {_clock(seconds)}: {name}: {count}")
+
+    def keep_only(self, keys: Iterable[str]) -> None:
+        """Forget nothing: a task that goes on is not new."""
+
+
 class _Bars:
-    """Progress bars by name; on a narrow terminal, names and notes are shortened to make room for numbers."""
+    """Progress bars by name; on a narrow terminal, names are shortened to make room for numbers."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -54,70 +78,62 @@ class _Bars:
         whole = Column(no_wrap=True)
         times = (TimeElapsedColumn(table_column=whole), TimeRemainingColumn(table_column=whole))
         columns = (SpinnerColumn(), text("description", 3), BarColumn(16), text("fields[count]"), *times)
-        self.display = Progress(*columns, text("fields[note]", 2), console=console, transient=True, expand=True)
-        self.tasks: dict[Any, TaskID] = {}
+        self._display = Progress(*columns, console=console, transient=True, expand=True)
+        self._tasks: dict[str, TaskID] = {}
 
-    def show(self, key: Any, name: str, count: str, done: int = 0, total: int | None = None, note: str = "") -> None:
+    def __enter__(self) -> None:
+        self._display.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._display.stop()
+
+    def show(
+        self, key: str, name: str, count: str, seconds: float = 0.0, *, done: int = 0, total: int | None = None
+    ) -> None:
         """Add or update a progress bar, which moves to and fro if the total is unknown."""
-        if key not in self.tasks:
-            self.tasks[key] = self.display.add_task(name, count=count, note=note)
-        self.display.update(self.tasks[key], completed=done, total=total, count=count, note=note)
+        if key not in self._tasks:
+            self._tasks[key] = self._display.add_task(name, count=count)
+        if total is None:
+            count = f"{count}, {_clock(seconds)}"
+        self._display.update(self._tasks[key], completed=done, total=total, count=count)
 
-    def keep_only(self, keys: Iterable[Any]) -> None:
+    def keep_only(self, keys: Iterable[str]) -> None:
         """Remove all other bars."""
-        for key in self.tasks.keys() - set(keys):
-            self.display.remove_task(self.tasks.pop(key))
-            self.display.refresh()
+        for key in self._tasks.keys() - set(keys):
+            self._display.remove_task(self._tasks.pop(key))
+            self._display.refresh()
 
 
 @contextlib.contextmanager
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
-    """Report how far a campaign is, and which cells take long."""
-    if silent:
-        yield RunProgress(lambda record: None, lambda underway: None)
-        return
+    """Report how far a campaign is, which cells take long, and why cells do not end well."""
     console, name, total = make_console(error=True), campaign.suite.name, len(campaign.missing)
+    display = _Lines(None if silent else LONG_WAIT) if silent or not console.is_terminal else _Bars(console)
     said: set[tuple[str, str]] = set()
+    done = 0
 
-    def report(record: JsonObject) -> None:
-        """Print why a cell did not end well; a repeated reason is printed for its first cell only."""
-        reason = "ok" if record["status"] == "ok" else reason_of(record)
-        kind = (record["algorithm"], kind_of(reason))
-        if reason != "ok" and kind not in said:
+    def on_record(record: JsonObject) -> None:
+        """A repeated reason is printed for its first cell only."""
+        nonlocal done
+        done += 1
+        display.show(name, name, f"{done} / {total}", done=done, total=total)
+        reason = "ok" if silent or record["status"] == "ok" else reason_of(record)
+        if reason != "ok" and (kind := (record["algorithm"], kind_of(reason))) not in said:
             said.add(kind)
             line = f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason}"
             console.print(line, style="yellow", soft_wrap=True, markup=False)
 
-    if not console.is_terminal:
-        if total:
-            where = f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
-            click.echo(f"{name}: running {total} cells, {where}", err=True)
-        due: dict[str, float] = {}
-
-        def say(underway: list[Underway]) -> None:
-            for one in underway:  # after a minute, and whenever the time has doubled
-                key = one.task.arguments[0].key
-                if one.seconds >= due.setdefault(key, 60.0):
-                    due[key] = 2 * one.seconds
-                    complain(f"running for {_clock(one.seconds)}: {_cell_name(one)}: {_iterations(one)}")
-
-        yield RunProgress(report, say)
-        return
-    bars, done = _Bars(console), [0]
-
     def on_look(underway: list[Underway]) -> None:
         slow = {one.task.arguments[0].key: one for one in underway if one.seconds > LONG_CELL}
-        bars.keep_only({name, *slow})
+        display.keep_only({name, *slow})
         for key, one in slow.items():
-            bars.show(key, _cell_name(one), f"{_iterations(one)}, {_clock(one.seconds)}")
+            display.show(key, _cell_name(one), _iterations(one), one.seconds)
 
-    def on_record(record: JsonObject) -> None:
-        done[0] += 1
-        bars.show(name, name, f"{done[0]} / {total}", done[0], total)
-        report(record)
-
-    bars.show(name, name, f"0 / {total}", 0, total)
-    with bars.display:
+    if isinstance(display, _Lines) and total and not silent:
+        where = f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
+        click.echo(f"{name}: running {total} cells, {where}", err=True)
+    display.show(name, name, f"0 / {total}", total=total)
+    with display:
         yield RunProgress(on_record, on_look)
 
 
@@ -131,24 +147,18 @@ def theory_progress(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[Calla
         After Ctrl-C.
     """
     console = make_console(error=True)
-    bars = _Bars(console) if console.is_terminal and not silent else None
-    begin, last = time.monotonic(), [("", "", 0.0)]
+    display = _Lines(None if silent else PATIENCE) if silent or not console.is_terminal else _Bars(console)
+    begin = time.monotonic()
 
     def on_stage(stage: Stage) -> None:
-        key, done, total = (stage.problem, stage.what), stage.progress.done, stage.progress.total
-        if bars is not None:
-            bars.show(key, f"{stage.problem}: {stage.what}", f"{done} / {total}", done, total, _where(stage))
-            if done >= total:
-                bars.keep_only(bars.tasks.keys() - {key})
-        elif not silent:  # a line for every new stage, and every ten seconds about the current one
-            now = time.monotonic() - begin
-            if now >= PATIENCE and (last[0][:2] != key or now - last[0][2] >= 10):
-                last[0] = (*key, now)
-                found = ", ".join(filter(None, (f"{done} of {total} found", _where(stage))))
-                complain(f"theory of {stage.problem}: {stage.what}, {found} ({now:.0f} s so far)")
+        name, done, total = f"{stage.problem}: {stage.what}", stage.progress.done, stage.progress.total
+        display.keep_only({name} if done < total else ())
+        if done < total:
+            count = ", ".join(filter(None, (f"{done} / {total}", _where(stage))))
+            display.show(name, f"theory of {name}", count, time.monotonic() - begin, done=done, total=total)
 
     try:
-        with contextlib.nullcontext() if bars is None else bars.display:
+        with display:
             yield on_stage
     except KeyboardInterrupt:
         points, thresholds, nodes = kept()

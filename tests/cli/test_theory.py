@@ -140,8 +140,8 @@ def test_late_stages_are_said_where_there_is_no_terminal(tmp_path, capsys, monke
     assert theory(tmp_path) == 0
     said = capsys.readouterr().err.splitlines()
     assert len(said) >= 2
-    assert all(line.startswith("smimbench: theory of line: ") for line in said)
-    assert "sample ratios, 0 of 2 found" in said[0]
+    assert all(line.startswith("smimbench: running for 0:0") for line in said)
+    assert "theory of line: sample ratios: 0 / 2" in said[0]
     for option in ("--quiet", "--json"):
         assert theory(tmp_path, option, "--retry") == 0
         assert not capsys.readouterr().err
