@@ -11,9 +11,11 @@ import os
 import pickle
 import queue
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -25,7 +27,6 @@ import psutil
 from smimbench.files import printable, unless
 from smimbench.run.loop import STILL, Status, read_beat
 from smimbench.run.record import LONGEST
-from smimbench.run.worker import listen, send, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -245,7 +246,15 @@ class _Worker:
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         path = [entry for entry in sys.path if entry not in registry.foreign_path]
         environment = dict.fromkeys(names, str(setup["threads"])) | dict(os.environ)
-        self.process = started(path, stderr=self._output, env=environment)
+        boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", boot, json.dumps(path)],  # nothing of the working folder comes first
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
+        )
         plugins = {"paths": registry.paths, "third_party": bool(distributions), "only": sorted(distributions)}
         self._send(json.dumps({**setup, **plugins}).encode())
         listen(self.process.stdout, lambda message: events.put((self, message)))
@@ -372,6 +381,33 @@ class _Worker:
             unless(OSError, stream.close)  # type: ignore[union-attr]
         if not self._stands_in:
             self._pulse.unlink(missing_ok=True)
+
+
+HEAD = struct.Struct(">Q")
+"""Head of a message: its length."""
+
+
+def send(stream: Any, data: bytes) -> None:
+    """Send one message."""
+    stream.write(HEAD.pack(len(data)) + data)
+    stream.flush()
+
+
+def listen(stream: Any, receive: Callable[[bytes | None], object], longest: int = 1 << 32) -> None:
+    """Hand on the messages of a stream from now on; None is its end."""
+
+    def read() -> None:
+        try:
+            with stream:
+                while len(head := stream.read(HEAD.size)) == HEAD.size:
+                    (length,) = HEAD.unpack(head)
+                    if length > longest or len(message := stream.read(length)) < length:
+                        break
+                    receive(message)
+        finally:
+            receive(None)
+
+    threading.Thread(target=read, daemon=True).start()
 
 
 def how_it_ended(code: int | None) -> str:

@@ -15,56 +15,17 @@ import os
 import pickle
 import queue
 import signal
-import struct
-import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from smimbench.run.executor import listen, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smimbench.files import JsonObject
-
-HEAD = struct.Struct(">Q")
-"""Head of a message: its length."""
-
-
-def send(stream: Any, data: bytes) -> None:
-    """Send one message to the parent."""
-    stream.write(HEAD.pack(len(data)) + data)
-    stream.flush()
-
-
-def started(path: list[str], **how: Any) -> subprocess.Popen[bytes]:
-    """A process that works for this one; its ``sys.path`` is this, so that nothing of the working folder comes before it."""
-    boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", boot, json.dumps(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
-        **how,
-    )
-
-
-def listen(stream: Any, receive: Callable[[bytes | None], object], longest: int = 1 << 32) -> None:
-    """Hand on the messages of a stream from now on; None is its end."""
-
-    def read() -> None:
-        try:
-            with stream:
-                while len(head := stream.read(HEAD.size)) == HEAD.size:
-                    (length,) = HEAD.unpack(head)
-                    if length > longest or len(message := stream.read(length)) < length:
-                        break
-                    receive(message)
-        finally:
-            receive(None)
-
-    threading.Thread(target=read, daemon=True).start()
 
 
 def main() -> None:
