@@ -222,8 +222,9 @@ def load(results: str | Path) -> Loaded:
     -------
     Loaded
         ``values``: one row per run, metric and component (``suite``, ``problem``, ``algorithm``, ``backend``, ``alpha``,
-        ``dimension``, ``seed``, ``replicate``, ``status``, ``reason``, ``metric``, ``component``, ``value``, ``seconds``,
-        ``iterations``, ``key``); a run without an estimate has one row without a metric. ``trajectories``: one row per run,
+        ``dimension``, ``seed``, ``replicate``, ``status``, ``reason``, ``versions`` of its items, ``metric``, ``component``,
+        ``value``, ``seconds``, ``iterations``, ``key``), of any version of its items; a run without an estimate has one row
+        without a metric. ``trajectories``: one row per run,
         step, metric and component (``key``, ``iteration``, ``seconds``, ``samples``, ``metric``, ``component``, ``value``).
         Both are frames of pandas, of polars where there is no pandas, or lists of dicts where there is neither.
 

@@ -29,7 +29,7 @@ SAID = ".said"
 """Next to records: what was last said of changed code, so that it is said once and not at every table."""
 
 
-def stored_results(request: Request, backends: Sequence[str] = (), *, or_others: bool = False) -> Results:
+def stored_results(request: Request, backends: Sequence[str] = ()) -> Results:
     """Stored results of a suite on these backends (none: all backends); an error if there are none."""
     from smimbench.report.results import Results
     from smimbench.run.campaign import changed_code
@@ -39,9 +39,9 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, or_others:
     store = request.store(suite)
     results = Results(suite, store, backends, request.theory(theory_folder(store), solve=False))
     request.remark(store.complaints)
-    request.remark(_not_said_before(suite, store, changed_code(results.cells, results.records.values())))
-    if not results.pairs and not results.scored and not (or_others and results.others):
-        raise click.UsageError(_nothing_of(request, suite, store, others=bool(results.others)))
+    request.remark(_not_said_before(suite, store, changed_code(results.others)))
+    if not results.pairs and not results.scored:
+        raise click.UsageError(_nothing_of(request, results))
     return results
 
 
@@ -96,16 +96,18 @@ def _not_said_before(suite: Suite, store: Store, remarks: list[str]) -> list[str
     return remarks
 
 
-def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -> str:
+def _nothing_of(request: Request, results: Results) -> str:
     """Message on missing results: under which settings there are results, and how to get the missing ones."""
+    from smimbench.report.tables import other_version_lines
     from smimbench.run.store import options_of, settings_of_suite
 
+    suite, store = results.suite, results.store
     asked = options_of(suite)
     named = " ".join(filter(None, (request.name, asked)))
     parts = [f"no results of {suite.name} {f'with {asked} ' if asked else ''}in {store.folder}"]
     there = settings_of_suite(store.folder)
-    if others:
-        parts.append(f"there are some of other versions of an item: 'smimbench show {named}'")
+    if others := other_version_lines(results.others):
+        parts += others
     elif same := [one.folder for one in there if one.words == asked]:
         parts.append(f"there are some of an earlier text of the suite: 'smimbench show {same[0]}'")
     if elsewhere := [one.words or "the suite's own settings" for one in there if one.words != asked]:
@@ -174,18 +176,16 @@ def present_document(document: JsonObject, request: Request, folder: Path, *, fu
         for table in (
             *tables.contender_tables(document["verdicts"]),
             *(tables.summary_tables(document["summary"]) if len(document["verdicts"]) > 1 else ()),
-            *(tables.leaderboard_tables(rows) if full else ()),
             *tables.error_tables(rows, full=full),
             *tables.extrapolated_tables(document["extrapolated"]),
             *tables.learning_tables(rows),
             *tables.diagnostic_tables(rows),
             *tables.runtime_tables(rows, machine.fingerprint(), full=full),
-            *tables.other_version_tables(document["other_versions"]),
         ):
             console.print(table, crop=False)
             console.print()
         if not request.quiet:
-            _remarks(console, rows, request)
+            _remarks(console, document, request)
         console.print(tables.status_line(counts, missing))
         console.print(f"results: {folder}", soft_wrap=True)
     bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
@@ -193,10 +193,11 @@ def present_document(document: JsonObject, request: Request, folder: Path, *, fu
     return NOT_OK if bad or missing or document.get("left_out") or not counts.get("ok") else OK
 
 
-def _remarks(console: Console, rows: Sequence[JsonObject], request: Request) -> None:
+def _remarks(console: Console, document: JsonObject, request: Request) -> None:
     from smimbench.report.labels import place
-    from smimbench.report.tables import missing_values
+    from smimbench.report.tables import missing_values, other_version_lines
 
+    rows = document["rows"]
     reasons = _reasons(rows)
     more = [f"... and {len(reasons) - 20} more reasons (--json has all)"] if len(reasons) > 20 else []
     notes = sorted({f"{row['algorithm']}: note: {warning}" for row in rows for warning in row["warnings"]})
@@ -208,7 +209,8 @@ def _remarks(console: Console, rows: Sequence[JsonObject], request: Request) -> 
         last.append(f"{restarts} runs were restarted once, more cautiously")
     for line in missing_values(rows):
         console.print(line, style="yellow", markup=False)
-    for line in (*reasons[:20], *more, *notes, *_moving(rows), *last):
+    others = other_version_lines(document["other_versions"])
+    for line in (*reasons[:20], *more, *notes, *_moving(rows), *last, *others):
         console.print(line, style="yellow", soft_wrap=True, markup=False)
 
 

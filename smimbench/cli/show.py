@@ -201,7 +201,7 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
             raise click.UsageError(f"{path} is a finished table: --set, --add, --only and --backend cannot change it")
         return *read_packed(path), path
     try:
-        results = stored_results(request, backends, or_others=True)
+        results = stored_results(request, backends)
         table = results.document()
         remark_missing_theory(results, request)
         return table, Store(results.folder).read_shared(), results.folder

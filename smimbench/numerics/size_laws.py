@@ -19,7 +19,6 @@ FALL, FALL_ERROR = 1.5, 0.75
 """Power of 1/D with which the variance of one run falls, before anything is known of it, and its standard deviation: it is 1 for
 most numbers of a vector of D entries and 2 for those of a matrix. With half the second, errors for vectors are 5% too small."""
 
-
 REJECTED = 0.01
 """Probability of a larger chi-square below which there is no limit. Doubled, twice as many good ones are lost."""
 
@@ -109,25 +108,43 @@ def extrapolate(sizes: Any, values: Any, errors: Any, dof: float = math.inf, sec
     if not (np.isfinite(e).all() and (e > 0).all()):
         raise ValueError(f"standard errors must be > 0 and finite, got {e.tolist()}")
     smallest, at_smallest = float(D.min()), abs(float(y[np.argmin(D)]))
-    x, data = smallest / D, np.append(y / e, 0.0)
-    spread = 0.0
+    laws, spread, used = (smallest / D[:, None]) ** np.arange(3), 0.0, 0.0
     for _ in range(3):  # at first by 1/D alone: what follows it is of the size of its square
-        # The last row is what is known of c beforehand. In units of the smallest size and of s all columns are of order one.
-        design = np.vstack([np.stack([np.ones_like(x), x, spread * x**2], axis=1) / e[:, None], [0.0, 0.0, 1.0]])
-        solve = np.linalg.pinv(design)
-        limit, b, c = (float(number) for number in solve @ data)
+        solve = penalised(laws, e, [math.inf, math.inf, spread])
+        found = limit, b, c = solve[:, : len(D)] @ (y / e)
         used, size = spread, max(abs(limit), at_smallest)
         spread = math.hypot(size * second / 3 / smallest**2, b * b / max(abs(limit), abs(b), 1e-300))
     error, coefficient_error = (float(np.linalg.norm(solve[k])) for k in (0, 1))
-    chi2, free = float(np.sum((design @ (limit, b, c) - data) ** 2)), len(D) - 2
+    chi2, free = float(np.sum(((laws @ found - y) / e) ** 2) + (c / (used or 1.0)) ** 2), len(D) - 2
     # Only the part of the error that is chance rests on the runs (Welch and Satterthwaite).
-    chance = float(np.linalg.norm(solve[0, :-1]))
+    chance = float(np.linalg.norm(solve[0, : len(D)]))
     p = float(chdtrc(free, chi2) if math.isinf(dof) else fdtrc(free, dof, chi2 / free))
     refusal = "no series in 1/D" if p < REJECTED else "sizes too small" if abs(solve[0, -1]) > OPEN * size else ""
     return Extrapolation(
-        limit, error, dof * (error / chance) ** 4, b * smallest, coefficient_error * smallest, c * used * smallest**2,
-        chi2, free, p, refusal,
+        float(limit), error, dof * (error / chance) ** 4, float(b * smallest), coefficient_error * smallest,
+        float(c * smallest**2), chi2, free, p, refusal,
     )  # fmt: skip
+
+
+def penalised(laws: Host, errors: Host, spreads: Any) -> Host:
+    r"""Penalised least squares: the matrix (P, K + P) that takes values / errors (K,) and P zeros to the coefficients.
+
+    .. math:: \min_c \; \sum_k ((y_k - \sum_p A_{kp} c_p) / e_k)^2 + \sum_p (c_p / s_p)^2
+
+    Its rows times one another are the covariance of the coefficients; its last P columns are what the penalties add to it.
+
+    Parameters
+    ----------
+    laws : ndarray (K, P)
+        A.
+    errors : ndarray (K,)
+        Standard errors e of the values y.
+    spreads : array_like (P,)
+        Standard deviations s that are known beforehand; infinite: nothing is; 0: the coefficient is 0.
+    """
+    free = np.isinf(spreads)
+    units = np.where(free, 1.0, spreads)
+    return units[:, None] * np.linalg.pinv(np.vstack([laws * units / errors[:, None], np.diag(1.0 - free)]))
 
 
 def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float]:

@@ -70,6 +70,13 @@ def controlled_mean(
     return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(len(estimates))
 
 
+def quantile(share: float, dof: float = math.inf) -> float:
+    """Quantile of Student's t law with ``dof`` degrees of freedom; of the normal law if that is infinite."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(dof, share))
+
+
 def normal_score(score: float, dof: float) -> float:
     """Normal score with the same tail probability as ``score`` >= 0 under Student's t law with ``dof`` degrees of freedom."""
     if dof > 1e4 or score == 0 or math.isinf(score):

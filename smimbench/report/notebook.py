@@ -68,10 +68,12 @@ def load_folder(folder: Path) -> Loaded:
     for suite, store in [*stores, *((suite, scores_of(store)) for suite, store in stores)]:
         for key, record in store.load().items():
             cell, timing = record["cell"], record.get("timing") or {}
+            items = (*cell["problem"].values(), cell["algorithm"])
             about = {
                 "suite": suite, "problem": record["problem"], "algorithm": record["algorithm"], "backend": cell["backend"],
                 "alpha": record.get("sample_ratio", cell["alpha"]), "dimension": cell["dimension"], "seed": cell["seed"],
                 "replicate": cell["replicate"], "status": record["status"], "reason": record["reason"],
+                "versions": ", ".join(f"{item['name']} {item['version']}" for item in items),
             }  # fmt: skip
             rest = {"seconds": timing.get("seconds"), "iterations": record.get("iterations"), "key": key}
             metrics = (record.get("metrics") or {}).items()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from smimbench.numerics.size_laws import SECOND, pooled_errors
+from smimbench.numerics.size_laws import SECOND, penalised, pooled_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,20 +70,17 @@ def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
         return {}
     sizes = np.array([one.dimension for one in measured], dtype=float)
     counts, values = [len(one.runs) for one in measured], [np.array([*one.runs.values()]) for one in measured]
-    design, fitted = np.stack([1 / sizes, sizes**-2.0], axis=1), []
+    laws, fitted = np.stack([1 / sizes, sizes**-2.0], axis=1), []
     for p in range(len(measured[0].limit)):
         limits = np.array([one.limit[p] for one in measured])
         excess = np.array([value[:, p].mean() for value in values]) - limits
-        scatter = pooled_errors(sizes, [value[:, p].std(ddof=1) for value in values], counts)[0]
-        scaled = design / np.maximum(scatter, 1e-6 * limits)[:, None]
-        precision = scaled.T @ scaled + np.diag([0.0, (SECOND / 3 * limits.max()) ** -2.0])
-        covariance = np.linalg.inv(precision)
-        laws = covariance @ scaled.T @ (excess / np.maximum(scatter, 1e-6 * limits))
-        fitted.append(
-            (np.maximum(limits + design @ laws, 1e-3 * limits), np.einsum("ki,ij,kj->k", design, covariance, design))
-        )
+        errors = pooled_errors(sizes, [value[:, p].std(ddof=1) for value in values], counts)[0]
+        errors = np.maximum(errors, 1e-6 * limits)
+        solve = laws @ penalised(laws, errors, [np.inf, SECOND / 3 * limits.max()])
+        value = limits + solve[:, : len(sizes)] @ (excess / errors)
+        fitted.append((np.maximum(value, 1e-3 * limits), np.linalg.norm(solve, axis=1)))
     found, source = {}, f"runs of {measured[0].algorithm}"
     for k, one in enumerate(measured):
-        value, variance = (np.array([part[k] for part in parts]) for parts in zip(*fitted))
-        found[one.dimension] = Optimum(value, np.sqrt(variance), source, one.runs)
+        value, error = (np.array([part[k] for part in parts]) for parts in zip(*fitted))
+        found[one.dimension] = Optimum(value, error, source, one.runs)
     return found

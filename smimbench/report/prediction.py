@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.numerics.size_laws import SECOND, pooled_errors
-from smimbench.numerics.statistics import normal_score
+from smimbench.numerics.size_laws import SECOND, penalised, pooled_errors
+from smimbench.numerics.statistics import normal_score, quantile
 from smimbench.registry.metrics import find_metric
 from smimbench.report.labels import grouped, place
 from smimbench.report.statistics import ZERO
@@ -81,13 +81,6 @@ class Point(NamedTuple):
     unit: float
 
 
-def quantile(share: float, dof: float) -> float:
-    """Quantile of Student's t distribution."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(min(dof, 1e9), share))
-
-
 def deviation(
     points: Sequence[Point], coefficient: float | None = None, allowed: float = FINITE["lower"]
 ) -> Deviation | None:
@@ -110,14 +103,13 @@ def deviation(
     known = (coefficient or 0.0) / np.array([point.unit for point in points])
     means = means - known * inverse
     loose = allowed if coefficient is None else 0.0
-    laws = np.stack([loose / 3 * inverse, SECOND / 3 * inverse**2])
-    solved = np.linalg.inv(np.diag(errors**2) + laws.T @ laws)
-    weights = solved.sum(axis=0) / solved.sum()
-    value = float(weights @ means)
-    b = float(np.abs(known).max()) + (loose / 3) ** 2 * float(inverse @ solved @ (means - value))
-    finite = loose * abs(float(weights @ inverse)) + (SECOND + b**2) * abs(float(weights @ inverse**2)) + RESOLUTION
+    laws = inverse[:, None] ** np.arange(3)
+    solve = penalised(laws, errors, [math.inf, loose / 3, SECOND / 3])[:, : len(points)]
+    value, b, _ = (float(one) for one in solve @ (means / errors))
+    first, second = np.abs(solve[0] / errors @ laws)[1:]
+    finite = float(loose * first + (SECOND + (np.abs(known).max() + b) ** 2) * second) + RESOLUTION
     finite += (spreads[int(np.argmin(inverse))] ** 2 / inverse.min() / SCATTER) ** 3
-    return Deviation(value, float(np.linalg.norm(weights * errors)), dof, finite)
+    return Deviation(value, float(np.linalg.norm(solve[0])), dof, finite)
 
 
 def _less_teachers(points: Sequence[Point]) -> list[Any]:
@@ -178,7 +170,7 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
     lost |= any(one is None for number, one in found.items() if number.metric == metric)
     whole = known | _pooled(known)
     level = LEVEL / len(whole)
-    refused = {number: one for number, one in whole.items() if abs(one.score(one.finite)) > _normal(level)}
+    refused = {number: one for number, one in whole.items() if abs(one.score(one.finite)) > quantile(1 - level / 2)}
     of_error = [one for number, one in known.items() if (number.metric, number.at) == (metric, None)] or [
         *known.values()
     ]
@@ -190,7 +182,7 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
     )
     if refused:
         said = "no"
-    elif abs(most.score(RESOLUTION)) > _normal(level):
+    elif abs(most.score(RESOLUTION)) > quantile(1 - level / 2):
         said = "finite size"
     elif lost or chance > VAGUE:
         said = "too few runs"
@@ -198,12 +190,6 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
         said = "yes" if seen <= VAGUE else "finite size"
     about = {"deviation": most.value, "deviation_z": most.score(), "deviation_of": worst.metric}
     return {"prediction": said, "would_have_seen": seen, **about, "no_theory": None}
-
-
-def _normal(level: float) -> float:
-    from scipy.special import ndtri
-
-    return float(-ndtri(level / 2))
 
 
 def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:
@@ -267,4 +253,4 @@ def is_below_optimum(rows: Sequence[JsonObject], metric: str | None) -> bool:
     """Whether an error is below the Bayes-optimal one by more than chance and finite size allow, which no algorithm can be."""
     predicted, _ = _predicted([row for row in rows if row["metric"] == metric], "bayes")
     found = [one for one in (deviation(*numbers) for numbers in predicted.values()) if one is not None]
-    return any(one.score(one.finite) < -_normal(2 * IMPOSSIBLE / len(found)) for one in found)
+    return any(one.score(one.finite) < -quantile(1 - IMPOSSIBLE / len(found)) for one in found)

@@ -10,6 +10,7 @@ import numpy as np
 
 from smimbench.backend.roofline import fraction
 from smimbench.files import JsonObject
+from smimbench.numerics.statistics import quantile
 from smimbench.run.loop import READINGS
 
 if TYPE_CHECKING:
@@ -132,18 +133,11 @@ def change_between(before: Mapping[str, Any], after: Mapping[str, Any], level: f
         freedom = scale**4 / spread if spread > 0 else math.inf
     if scale == 0:
         return Change(value, 0.0, math.copysign(math.inf, value) if value else 0.0)
-    return Change(value, _quantile(freedom, level) * scale, value / scale)
+    return Change(value, quantile((1 + level) / 2, freedom) * scale, value / scale)
 
 
 def _summary(side: Mapping[str, float]) -> JsonObject:
     return {**mean_and_error(np.array(list(side.values()))), "n": len(side)}
-
-
-def _quantile(freedom: float, level: float) -> float:
-    """Half of the interval of Student's t at this level, in standard errors."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(min(freedom, 1e9), (1 + level) / 2))
 
 
 # -- time -----------------------------------------------------------------------------------------------------------------

@@ -166,14 +166,12 @@ class Row(Open):
 
 
 class OtherVersion(Open):
-    """A result made by another version of an item."""
+    """How many cells another version of an item made, which no table counts."""
 
-    problem: Text
-    algorithm: Text
-    backend: Text
-    alpha: float
-    dimension: int
-    metric: Text
+    item: Text
+    then: int
+    now: int
+    cells: int
 
 
 class Document(Open):

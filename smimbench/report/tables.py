@@ -114,34 +114,6 @@ def summary_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
     return [make_table("all problems together", SUMMARY, entries)] if entries else []
 
 
-def leaderboard_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
-    """Tables of error, time and iterations for every problem with three or more algorithms.
-
-    Best error first at every sample ratio. With several components the table has the one whose error is largest.
-    """
-    tables = []
-    for problem, members in _by_problem(row for row in rows if row["metric"] == "mse").items():
-        if len({row["algorithm"] for row in members}) < 3:
-            continue
-        largest = [max(same, key=lambda row: row["mean"] or 0.0) for same in grouped(members, place).values()]
-        largest.sort(key=lambda r: (r["alpha"], r["dimension"], math.inf if r["mean"] is None else r["mean"]))
-        near = {"50%": "0.5", "20%": "0.2", "5%": "0.05"}
-        errors: Columns = ["alpha", "D", "algorithm", "component", "mean ± s.e.m.", "error / optimal"]
-        errors += [*(f"to {name}" for name in near), "status"]
-        steps = [Column(f"to {name}", partial(_steps, epsilon)) for name, epsilon in near.items()]
-        iterations: Columns = ["alpha", "D", "algorithm", *steps, "iter."]
-        tables.append(make_table(f"{problem}: all algorithms", errors, largest, "smallest error first"))
-        tables.append(make_table(f"{problem}: iterations to come near theory", iterations, largest))
-    return tables
-
-
-def _steps(epsilon: str, row: Mapping[str, Any]) -> str:
-    reached = row["time_to_theory"][epsilon]
-    if reached["fraction"] is None:
-        return ""
-    return f"{number(reached['iterations'], 0) or 'never'} ({reached['fraction']:.0%})"
-
-
 # -- time -----------------------------------------------------------------------------------------------------------------
 
 
@@ -159,7 +131,8 @@ def runtime_tables(rows: Sequence[JsonObject], fingerprint: str, *, full: bool =
         if foreign := sorted({m for row in members for m in row["machines"] if m != fingerprint}):
             note += f"; some of another machine ({', '.join(foreign)})"
         shown, note = _cut(sorted(members, key=_slowest), full, note)
-        columns = [*WHERE, "time to 5%", "runs at 5%", "iter.", "first", "per iter.", "of peak", "memory"]
+        nearness: Columns = ["to 50%", "to 20%"] if full else []
+        columns = [*WHERE, *nearness, "time to 5%", "runs at 5%", "iter.", "first", "per iter.", "of peak", "memory"]
         tables.append(make_table(f"{problem}: runtime", columns, shown, note))
     return tables
 
@@ -167,6 +140,16 @@ def runtime_tables(rows: Sequence[JsonObject], fingerprint: str, *, full: bool =
 def _slowest(row: Mapping[str, Any]) -> tuple[float, float]:
     reached = row["time_to_theory"]["0.05"]["seconds"]
     return -(math.inf if reached is None else reached), -(row["seconds"] or 0.0)
+
+
+def other_version_lines(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for every item of which another version, or other code, made stored cells."""
+    lines = []
+    for one in entries:
+        made = "other code" if one["then"] == one["now"] else f"version {one['then']} (now {one['now']})"
+        lines.append(f"{one['item']}: {one['cells']} of the stored cells were made by {made} and are not counted; smimbench.load "
+                     "reads them, 'smimbench run' runs them again")  # fmt: skip
+    return lines
 
 
 def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
@@ -263,18 +246,3 @@ def comparison_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
 def _time(entry: Mapping[str, Any]) -> str:
     percent = entry["time_percent"]
     return "" if percent is None else f"{seconds(entry['after_seconds'])} {percent:+.0f}%"
-
-
-def other_version_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
-    """Errors that other versions of an item made, without theory: that of the version at hand may be another one."""
-    columns = [*WHERE, "component", "n", "mean ± s.e.m.", Column("made by", _made_by, words=True)]
-    errors = [row for row in rows if row["metric"] == "mse"]
-    caption = "not counted above; 'smimbench run' runs them again with the installed version"
-    return [make_table("MSE of other versions", ["problem", *columns], errors, caption)] if errors else []
-
-
-def _made_by(row: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} version {then}, {'with other code' if now == then else f'now {now}'}"
-        for name, (then, now) in row["versions"].items()
-    )

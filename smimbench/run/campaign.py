@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -20,7 +21,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json, remove_leftovers
-from smimbench.problem.problem import SECRET, ProblemError, without_code
+from smimbench.problem.problem import CODE, SECRET, ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, Shard, cells_of_shard, estimate_cost, memory_of_a_cell
@@ -222,7 +223,7 @@ def plan_campaign(
     if not dry_run:
         remove_leftovers(store.folder)
     records = store.load(set_aside=not dry_run, compact=True, digests=not dry_run)
-    remarks = store.complaints + changed_code(cells, records.values())
+    remarks = store.complaints + changed_code(other_versions(cells, records.values()))
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
         store.retire(stem for stem, r in records.items() if r["status"] in retry and r["key"] in keys)
@@ -273,29 +274,55 @@ def missing_cells(cells: Sequence[Cell], records: dict[str, JsonObject], *, timi
     return [cell for cell in cells if cell.key not in there]
 
 
-def changed_code(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list[str]:
-    """One line for every item whose code has changed since some records were made, without a new version."""
+def other_versions(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list[JsonObject]:
+    """How many records of these cells were made with another version, or other code, of an item.
+
+    Returns
+    -------
+    list of dict
+        ``item``, its version ``then`` and ``now`` (equal where only its code differs), and the number of ``cells``.
+    """
     keys = {cell.key for cell in cells}
     others = [record["cell"] for record in records if record["key"] not in keys]
-    now = {_without_code(identity): identity for identity in (cell.identity() for cell in cells)} if others else {}
-    found: Counter[str] = Counter()
-    for there in others:
-        here = now.get(_without_code(there))
-        if here is None:
-            continue
-        for kind in (*here["problem"], "algorithm"):
-            new, old = (cell["algorithm"] if kind == "algorithm" else cell["problem"][kind] for cell in (here, there))
-            if new.get("source") != old.get("source"):
-                found[f"{kind} {new['name']!r} has other code under the same version {new['version']}"] += 1
+    here: dict[str, list[JsonObject]] = {}
+    for cell in cells if others else ():
+        identity = json.loads(canonical_json(cell.identity()))
+        here.setdefault(_without_parameters(identity), []).append(identity)
+    found: Counter[tuple[str, int, int]] = Counter()
+    for then in others:
+        now = next((one for one in here.get(_without_parameters(then), ()) if _agree(one, then)), None)
+        if now is not None:
+            for (kind, old), new in zip(_items(then).items(), _items(now).values()):
+                if any(old.get(key) != new.get(key) for key in CODE):
+                    found[f"{kind} {old['name']!r}", old["version"], new["version"]] += 1
+    return [{"item": item, "then": then, "now": now, "cells": count} for (item, then, now), count in found.items()]
+
+
+def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
+    return {**{kind: cell["problem"][kind] for kind in ("model", "channel", "prior")}, "algorithm": cell["algorithm"]}
+
+
+def _without_parameters(cell: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in cell.items() if key not in ("problem", "algorithm", "metrics")}
+    return canonical_json([rest, [(item["name"], item.get("distribution")) for item in _items(cell).values()]])
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether two descriptions agree in what both have, apart from versions and code: a version may have other parameters."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_agree(one[key], other[key]) for key in one.keys() & other.keys() - {*CODE, "metrics"})
+    return bool(one == other)
+
+
+def changed_code(others: Sequence[JsonObject]) -> list[str]:
+    """One line for every item whose code has changed since some records were made, without a new version."""
     return [
-        f"{what} than when {count} cell{'' if count == 1 else 's'} of this suite ran: they are kept apart; "
+        f"{one['item']} has other code under the same version {one['now']} than when {one['cells']} "
+        f"cell{'' if one['cells'] == 1 else 's'} of this suite ran: they are kept apart; "
         "raise its version when its numbers change"
-        for what, count in found.items()
+        for one in others
+        if one["then"] == one["now"]
     ]
-
-
-def _without_code(cell: Mapping[str, Any]) -> str:
-    return canonical_json(without_code({key: value for key, value in cell.items() if key != "metrics"}))
 
 
 def run_cells(

@@ -7,13 +7,7 @@ import pytest
 
 from smimbench.report.catalogue import print_info, print_items
 from smimbench.report.comparison import compare_rows
-from smimbench.report.tables import (
-    comparison_tables,
-    diagnostic_tables,
-    error_tables,
-    leaderboard_tables,
-    runtime_tables,
-)
+from smimbench.report.tables import comparison_tables, diagnostic_tables, error_tables, runtime_tables
 from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from tests.report.rows import on_screen, printed, row
 
@@ -103,8 +97,6 @@ TABLES = {
     "error of layers": lambda: error_tables(LAYERS),
     "calibration": lambda: error_tables(CALIBRATION),
     "runtime": lambda: runtime_tables(ROWS, "here"),
-    "leaderboard": lambda: leaderboard_tables(ROWS),
-    "leaderboard of layers": lambda: leaderboard_tables(LAYERS),
     "diagnostics": lambda: diagnostic_tables([row(algorithm="spectral", findings=EIGENVALUES)]),
     "comparison": lambda: comparison_tables(
         compare_rows(ROWS[:2], [row(algorithm="gamp", mean=0.5), row(algorithm="new")])

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from smimbench.run.store import Store
+from smimbench.api import load
 from tests.helpers import CHANNEL, SUITE, call, write_suite
 
 TEXT = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"').replace("[0.5, 1.0]", "[1.0]")
@@ -45,54 +45,38 @@ def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     change(tmp_path, "gain: float = 2.0\n", "gain: float = 2.0\n    offset: float = 0.0\n")
     change(tmp_path, "return self.gain * z", "return self.gain * z + 1.0")
     change(tmp_path, "Posterior(y / self.gain", "Posterior((y - 1.0) / self.gain")
-    code, out, err = call(capsys, "show", *arguments, "--json")
-    found = json.loads(out)
-    assert code == 1
-    assert found["rows"] == []
-    assert found["missing"] == 2
-    (old,) = errors(found, "other_versions")
-    assert old["versions"] == {"channel twice": [1, 2]}
-    assert (old["n"], old["mean"], old["sem"]) == (2, first["mean"], first["sem"])
-    code, out, _ = call(capsys, "show", *arguments)
-    assert "MSE of other versions" in out
-    assert "channel twice version 1, now 2" in " ".join(out.split())
+    code, out, err = call(capsys, "show", *arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "no results of small" in err
+    assert "channel 'twice': 2 of the stored cells were made by version 1 (now 2) and are not counted" in err
 
     code, out, err = call(capsys, *run)
     assert code == 0, err
     (new,) = errors(json.loads(out), "rows")
     assert new["n"] == 2
     assert not np.isclose(new["mean"], first["mean"])
-    assert errors(json.loads(out), "other_versions") == [old]
-
-
-@pytest.mark.parametrize("missing", [1, 2])
-def test_a_value_that_was_not_to_be_had_counts_nowhere(tmp_path, capsys, arguments, monkeypatch, missing):
-    """As the Nishimori ratio of a component of which nothing was learned."""
-    assert call(capsys, "run", *arguments, "--workers", "1", "--no-figure")[0] == 0
-    change(tmp_path, VERSION, VERSION.replace("1", "2"))
-    load = Store.load
-
-    def with_gaps(self, **how):
-        records = load(self, **how)
-        for record in list(records.values())[:missing]:
-            record["metrics"]["mse"] = [None]
-        return records
-
-    monkeypatch.setattr(Store, "load", with_gaps)
-    (old,) = errors(json.loads(call(capsys, "show", *arguments, "--json")[1]), "other_versions")
-    assert old["n"] == 2 - missing
-    assert (old["mean"] is None) == (missing == 2)
-    code, out, _ = call(capsys, "show", *arguments)
-    assert code == 1
-    assert "MSE of other versions" in out
+    other = {"item": "channel 'twice'", "then": 1, "now": 2, "cells": 2}
+    assert json.loads(out)["other_versions"] == [other]
+    code, out, err = call(capsys, "show", *arguments)
+    assert "2 of the stored cells were made by version 1 (now 2)" in " ".join(out.split())
+    # They can be told apart where they are read.
+    loaded = load(arguments[-3]).values
+    values = loaded if isinstance(loaded, list) else loaded.to_dict("records")
+    means = {
+        version: np.mean(
+            [one["value"] for one in values if one["metric"] == "mse" and f"twice {version}," in one["versions"]]
+        )
+        for version in (1, 2)
+    }
+    assert means == pytest.approx({1: first["mean"], 2: new["mean"]})
 
 
 def test_another_parameter_is_not_another_version(tmp_path, capsys, arguments):
     assert call(capsys, "run", *arguments, "--workers", "1", "--no-figure")[0] == 0
     code, _, err = call(capsys, "show", *arguments, "--set", "problem.channel.gain=3.0")
-    assert code == 2
+    assert (code, "are not counted" in err) == (2, False)
     assert "no results of small" in err
     change(tmp_path, VERSION, VERSION.replace("1", "2"))
     code, _, err = call(capsys, "show", *arguments, "--set", "problem.channel.gain=3.0")
-    assert code == 2
+    assert (code, "are not counted" in err) == (2, False)
     assert "no results of small" in err

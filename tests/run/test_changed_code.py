@@ -42,13 +42,13 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
         HONEST.replace("self.gain * z", "(self.gain + 1e-3) * z").replace("y / self.gain", "y / (self.gain + 1e-3)")
     )
     code, out, err = call(capsys, "show", *given)
-    found = json.loads(out)
-    assert (code, found["rows"], found["missing"]) == (1, [], 2)
+    assert (code, out) == (2, "")
     assert err.count(SAID) == 1
     assert "2 cells of this suite" in err
-    assert {tuple(row["versions"]["channel twice"]) for row in found["other_versions"]} == {(1, 1)}
+    assert "2 of the stored cells were made by other code and are not counted" in err
     code, out, err = call(capsys, *run)
     assert code == 0
+    assert json.loads(out)["other_versions"] == [{"item": "channel 'twice'", "then": 1, "now": 1, "cells": 2}]
     assert sum("answers of theory were kept" in line for line in err.splitlines()) == 1
     assert len(set(cells(tmp_path)) - set(before)) == 2
     assert set(before) < set(cells(tmp_path))
