@@ -82,7 +82,7 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
     elif kind in ("point", "curve", "own", "thresholds", "node"):
         numbers = [(document, "answer")]
     elif kind == "pack":
-        rows = [row for place in document["document"]["places"] for row in (place["common"], *place["rows"])]
+        rows = [row for place in document["places"] for row in (place["common"], *place["rows"])]
         wanted = ("values", "mean", "sem", "theory", "difference", "z", "bayes", "ratio_to_bayes")
         numbers = [(row, name) for row in rows for name in wanted if row.get(name)]
     else:

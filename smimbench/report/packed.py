@@ -8,15 +8,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pydantic
 
 from smimbench.backend import machine
 from smimbench.files import JsonObject, error_line, printable, read_json, write_atomically
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import grouped, place
 from smimbench.report.statistics import against_theory, ratio_to_bayes
-from smimbench.report.stored_table import Open, checked_document
-from smimbench.run.record import SharedDocument, check_model, digest_of
+from smimbench.report.stored_table import FOLLOWS, Open, with_summaries
+from smimbench.run.record import SharedDocument, check_model, digest_of, sealed
 from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.run.verification import ELSEWHERE, ROUNDED, Verification, differences, untimed
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from smimbench.suite.cells import Suite
 
-FORMAT = 1
+FORMAT = 2
 """Layout of the file; raised when older readers could not understand it."""
 TABLE = "table/rows.json"
 """The table of a finished run, packed next to its ``run.json``: it can be shown where the plugin that made it is missing. In a
@@ -36,55 +35,46 @@ folder of its own, because files next to ``run.json`` are records.
 """
 
 
-class _Closed(Open):
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-
-class _Place(_Closed):
+class _Place(Open):
     """Rows of one place: their shared fields, and the remaining fields of each."""
 
     common: JsonObject
     rows: list[JsonObject]
 
 
-class _Body(Open):
-    identities: list[JsonObject]
-    places: list[_Place]
-
-
-class _Packed(_Closed):
+class _Packed(Open):
     packed: int
     run: SharedDocument
-    document: _Body
+    document: JsonObject
+    places: list[_Place]
 
 
 def write_packed(path: Path, document: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
     """Write a table (what ``show --json`` prints) and ``run.json`` into one file.
 
-    What all rows of one place (problem, algorithm, backend, sample ratio, dimension) have in common is written once, and what
-    problems and algorithms are made of. Values at infinite dimension are left out: they follow from the rows.
+    What all rows of one place (problem, algorithm, backend, sample ratio, dimension) have in common is written once. What follows
+    from the rows is left out.
 
     Raises
     ------
     StoreError
         If the file cannot be written.
     """
-    body = json.loads(json.dumps(document, default=str))
-    rows = body.pop("rows")
-    known: dict[str, tuple[int, Any]] = {}
-    del body["extrapolated"]
-    for row in rows:
-        identity = row.pop("identity")
-        row["identity"] = known.setdefault(json.dumps(identity, sort_keys=True), (len(known), identity))[0]
-    body["identities"] = [identity for _, identity in known.values()]
-    body["places"] = [_pack(members) for members in grouped(rows, place).values()]
-    whole = {"packed": FORMAT, "run": json.loads(json.dumps(shared, default=str)), "document": body}
-    write_atomically(path, _text_of(whole).encode())
+    places = [_pack(members) for members in grouped(document["rows"], place).values()]
+    about = {key: value for key, value in document.items() if key not in ("rows", *FOLLOWS)}
+    whole = {"packed": FORMAT, "run": shared, "document": about, "places": places}
+    write_atomically(path, _text_of(json.loads(json.dumps(whole, default=str))).encode())
 
 
-def _text_of(whole: Mapping[str, Any]) -> str:
+def _pack(rows: Sequence[JsonObject]) -> JsonObject:
+    first = rows[0]
+    common = {key: value for key, value in first.items() if all(key in row and row[key] == value for row in rows)}
+    return {"common": common, "rows": [{k: v for k, v in row.items() if k not in common} for row in rows]}
+
+
+def _text_of(whole: JsonObject) -> str:
     """Text of the packed file, one line per place, so that a change of one place changes one line."""
-    lines = json.dumps({**whole, "digest": digest_of(dict(whole))}, allow_nan=False, separators=(",", ":"))
+    lines = json.dumps(sealed(whole), allow_nan=False, separators=(",", ":"))
     return lines.replace('{"common":', '\n{"common":') + "\n"
 
 
@@ -111,15 +101,11 @@ def read_packed(path: Path, *, exactly: bool = False) -> tuple[JsonObject, JsonO
         version = printable(found["packed"], 40)
         raise SuiteError(str(path), "packed", f"the file has format {version}, this smimbench reads {FORMAT}")
     try:
-        digest = found.pop("digest", None)
-        if digest != digest_of(found) or (exactly and path.read_bytes() != _text_of(found).encode()):
+        if found.pop("digest", None) != digest_of(found) or (exactly and path.read_bytes() != _text_of(found).encode()):
             raise ValueError("changed after it was written (digest does not match)")
         check_model(_Packed, found, "packed results of smimbench")
-        body = {key: value for key, value in found["document"].items() if key not in ("identities", "places")}
-        rows = [{**one["common"], **row} for one in found["document"]["places"] for row in one["rows"]]
-        identities = {str(number): one for number, one in enumerate(found["document"]["identities"])}
-        body["rows"] = [{**row, "identity": identities.get(str(row.get("identity")))} for row in rows]
-        return checked_document(body), found["run"]
+        rows = [{**one["common"], **row} for one in found["places"] for row in one["rows"]]
+        return with_summaries({**found["document"], "rows": rows}), found["run"]
     except (OSError, ValueError) as error:
         raise SuiteError(str(path), "", str(error)) from None
 
@@ -146,12 +132,6 @@ def packed_under(path: Path) -> list[Path]:
 def _begins_as_packed(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(10) == b'{"packed":'
-
-
-def _pack(rows: Sequence[JsonObject]) -> JsonObject:
-    first = rows[0]
-    common = {key: value for key, value in first.items() if all(key in row and row[key] == value for row in rows)}
-    return {"common": common, "rows": [{k: v for k, v in row.items() if k not in common} for row in rows]}
 
 
 # -- verification -------------------------------------------------------------------------------------------------------

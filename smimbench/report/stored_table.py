@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 from pydantic import Field
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Text = Annotated[str, Field(max_length=100_000)]
 Texts = list[Text]
+Component = Annotated[int, Field(ge=1)] | None
+Many: Any = list
+Named: Any = dict
 
 
 class Open(pydantic.BaseModel):
@@ -23,182 +26,82 @@ class Open(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
 
-class _Time(Open):
-    seconds: Number
-    iterations: Number
-    fraction: Number
+def _of_fields(*kinds: tuple[Any, str], **more: Any) -> Any:
+    """A model with these fields, those of one type named together; ``more`` with their type and default."""
+    fields: dict[str, Any] = {name: (kind, ...) for kind, names in kinds for name in names.split()}
+    return pydantic.create_model("Row", __base__=Open, **(fields | more))
 
 
-class _Half(Open):
-    target: Number
-    fraction: Number
-    iterations: Number
-    seconds: Number
-    samples: Number
-    epochs: Number
+_Time = _of_fields((Number, "seconds iterations fraction"))
+_Half = _of_fields((Number, "target fraction iterations seconds samples epochs"))
+_Factor = _of_fields((Text, "axis"), (Number, "mean sem"), (int, "runs"))
+_Sequence = _of_fields((list[int], "layers"), (int, "runs"))
+_Order = _of_fields((Number, "success"), (Many[_Sequence], "sequences"), (_Factor | None, "factor"))
+_Moving = _of_fields((int, "runs"), (float, "change lowest"))
+_Finding = _of_fields((Number, "mean sem theory"), (int, "runs found"))
+_Predicted = _of_fields(
+    (Text, "metric"),
+    (Component, "component"),
+    (Number, "at coefficient prediction error"),
+    (dict[str, float], "values"),
+)
+_Identity = _of_fields((dict[str, Any], "problem algorithm"))
 
 
-class _Sequence(Open):
-    layers: list[int]
-    runs: int
+Row = _of_fields(
+    (Text, "problem algorithm backend dimension_letter metric component_word optimum_source"),
+    (Text | None, "no_theory branch theory_method ceiling"),
+    (Texts, "blank machines reasons warnings"),
+    (Component, "component"),
+    (Annotated[int, Field(ge=1)], "dimension"),
+    (Annotated[int, Field(ge=0)], "n restarts"),
+    (int | None, "peak_memory"),
+    (float, "alpha nominal_alpha target"),
+    (
+        Number,
+        "mean sem theory theory_error difference z own_theory own_theory_error own_z own_coefficient bayes bayes_error",
+    ),
+    (Number, "optimum optimum_error ratio_to_bayes seconds cpu_seconds iterations first_iteration per_iteration"),
+    (Number, "ceiling_fraction device_seconds"),
+    (bool, "trusted"),
+    (dict[str, float], "values"),
+    (dict[str, int], "status_counts"),
+    (_of_fields((_Time, " ".join(f"{epsilon:g}" for epsilon in EPSILONS))), "time_to_theory"),
+    (_Half | None, "half_overlap"),
+    (_Order | None, "learning_order"),
+    (_Moving | None, "still_moving"),
+    (Named[str, Many[_Finding]], "findings"),
+    (_Identity, "identity"),
+    also_predicted=(Many[_Predicted], []),
+    teachers=(dict[str, list[float]], {}),
+)
+"""A row of the error table; see ``smimbench.report.rows.error_rows``."""
 
 
-class _Factor(Open):
-    axis: Text
-    mean: Number
-    sem: Number
-    runs: int
+_OtherVersion = _of_fields((Text, "item"), (int, "then now cells"))
+DOCUMENT = _of_fields(
+    (Text, "suite title description"), (dict[str, int], "status_counts"), (int, "missing"),
+    (Many[_OtherVersion], "other_versions"), (Many[Row], "rows"),
+)  # fmt: skip
+"""Stored part of what ``show --json`` prints; what follows from the rows is recomputed."""
 
 
-class _Order(Open):
-    success: Number
-    sequences: list[_Sequence]
-    factor: _Factor | None
+FOLLOWS = ("verdicts", "summary", "extrapolated")
+"""Parts of a document that follow from its rows."""
 
 
-class _Moving(Open):
-    runs: int
-    change: float
-    lowest: float
-
-
-class _Finding(Open):
-    mean: Number
-    sem: Number
-    runs: int
-    found: int
-    theory: Number
-
-
-class _Predicted(Open):
-    metric: Text
-    component: Annotated[int, Field(ge=1)] | None
-    at: Number
-    coefficient: Number
-    values: dict[str, float]
-    prediction: Number
-    error: Number
-
-
-class _Item(Open):
-    name: Text
-
-
-class _Problem(Open):
-    model: _Item
-    channel: _Item
-    prior: _Item
-
-
-class Identity(Open):
-    """Identity of a row: problem and algorithm with their parameters."""
-
-    problem: _Problem
-    algorithm: _Item
-
-
-class Row(Open):
-    """A row of the error table; see ``smimbench.report.rows.error_rows``."""
-
-    problem: Text
-    algorithm: Text
-    backend: Text
-    alpha: float
-    nominal_alpha: float
-    dimension: Annotated[int, Field(ge=1)]
-    dimension_letter: Text
-    metric: Text
-    component: Annotated[int, Field(ge=1)] | None
-    component_word: Text
-    n: Annotated[int, Field(ge=0)]
-    target: float
-    values: dict[str, float]
-    mean: Number
-    sem: Number
-    theory: Number
-    theory_error: Number
-    difference: Number
-    z: Number
-    own_theory: Number
-    own_theory_error: Number
-    own_z: Number
-    own_coefficient: Number
-    no_theory: Text | None
-    bayes: Number
-    bayes_error: Number
-    optimum: Number = None
-    optimum_error: Number = None
-    optimum_source: Text = ""
-    also_predicted: list[_Predicted] = Field(default_factory=list)
-    teachers: dict[str, list[float]] = Field(default_factory=dict)
-    ratio_to_bayes: Number
-    blank: Texts
-    branch: Text | None
-    theory_method: Text | None
-    seconds: Number
-    cpu_seconds: Number
-    iterations: Number
-    first_iteration: Number
-    per_iteration: Number
-    peak_memory: int | None
-    ceiling_fraction: Number
-    ceiling: Text | None
-    device_seconds: Number
-    trusted: bool
-    machines: Texts
-    time_to_theory: dict[str, _Time]
-    half_overlap: _Half | None
-    learning_order: _Order | None
-    still_moving: _Moving | None = None
-    findings: dict[str, list[_Finding]]
-    restarts: int
-    status_counts: dict[str, int]
-    reasons: Texts
-    warnings: Texts
-    identity: Identity
-
-    @pydantic.field_validator("time_to_theory")
-    @classmethod
-    def _all_times(cls, found: dict[str, _Time]) -> dict[str, _Time]:
-        if not {f"{epsilon:g}" for epsilon in EPSILONS} <= found.keys():
-            raise ValueError(f"must have the times to {', '.join(f'{epsilon:g}' for epsilon in EPSILONS)}")
-        return found
-
-
-class OtherVersion(Open):
-    """How many cells another version of an item made, which no table counts."""
-
-    item: Text
-    then: int
-    now: int
-    cells: int
-
-
-class Document(Open):
-    """Stored part of what ``show --json`` prints; what follows from the rows is recomputed."""
-
-    suite: Text
-    title: Text
-    description: Text
-    status_counts: dict[str, int]
-    missing: int
-    other_versions: list[OtherVersion]
-    rows: list[Row]
-
-
-def checked_document(document: JsonObject) -> JsonObject:
-    """A document of the right structure, with what follows from its rows found again: an older smimbench may have said less.
+def with_summaries(stored: JsonObject) -> JsonObject:
+    """What ``show --json`` prints, from its stored part.
 
     Raises
     ------
     ValueError
-        If it has another structure.
+        If that has another structure.
     """
     from smimbench.report.extrapolation import extrapolated_rows
     from smimbench.report.verdict import summary, verdicts
 
-    check_model(Document, document, "a table of smimbench")
-    rows = document["rows"]
+    check_model(DOCUMENT, stored, "a table of smimbench")
+    rows = stored["rows"]
     target = max((row["target"] for row in rows), default=0.0)
-    follows = {"verdicts": verdicts(rows), "summary": summary(rows), "extrapolated": extrapolated_rows(rows, target)}
-    return {**document, **follows}
+    return {**stored, **dict(zip(FOLLOWS, (verdicts(rows), summary(rows), extrapolated_rows(rows, target))))}
