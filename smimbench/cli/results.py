@@ -243,7 +243,7 @@ def _reasons(rows: Sequence[JsonObject]) -> list[str]:
 def _moving(rows: Sequence[JsonObject]) -> list[str]:
     """One line per algorithm and problem whose error was still changing at the last step, where it changed most."""
     most: dict[tuple[str, str], JsonObject] = {}
-    moving = [row for row in rows if row.get("still_moving")]
+    moving = [row for row in rows if row["still_moving"]]
     for row in sorted(moving, key=lambda row: abs(row["still_moving"]["change"])):
         most[row["problem"], row["algorithm"]] = row
     return [

@@ -110,7 +110,7 @@ def never(near: Mapping[str, Any]) -> str:
 
 
 def _sized(row: Mapping[str, Any]) -> str:
-    if row["metric"] != "mse" or not row["bayes"] or "optimum" not in row:
+    if row["metric"] != "mse" or not row["bayes"]:
         return ""
     return LIMIT if row["optimum_source"] == LIMIT else number(row["optimum"])
 

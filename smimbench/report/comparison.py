@@ -69,9 +69,8 @@ def compare_rows(before: Sequence[JsonObject], after: Sequence[JsonObject]) -> l
 
 def _compared_place(row: JsonObject) -> tuple[Any, ...]:
     """What a row measures, apart from labels: problem and algorithm without versions, and grid point."""
-    what = row.get("identity") or {"problem": row["problem"], "algorithm": row["algorithm"]}
     grid = ("backend", "alpha", "dimension", "metric", "component")
-    return (canonical_json(what), *(row[key] for key in grid))
+    return (canonical_json(row["identity"]), *(row[key] for key in grid))
 
 
 def _judge_change(entry: JsonObject, a: JsonObject | None, b: JsonObject | None) -> JsonObject:
@@ -89,9 +88,9 @@ def _judge_change(entry: JsonObject, a: JsonObject | None, b: JsonObject | None)
     found["change_percent"] = 100 * (after - before) / abs(before) if before else None
     wrong_way = is_worse(metric, before, after)
     nearer = theory is not None and abs(after - theory) <= abs(before - theory)
-    if metric.direction == "lower" and theory == 0 and max(before, after) <= b.get("target", 0.0):
+    if metric.direction == "lower" and theory == 0 and max(before, after) <= b["target"]:
         return {**found, "verdict": "both at 0"}
-    change = change_between(a.get("values") or a, b.get("values") or b, LEVEL)
+    change = change_between(a["values"], b["values"], LEVEL)
     if change is None:
         return {**found, "verdict": "differs" if wrong_way and not nearer else "no worse"}
     found.update(interval=[change.value - change.half, change.value + change.half], z=change.z)

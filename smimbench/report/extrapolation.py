@@ -60,7 +60,7 @@ def extrapolated_rows(rows: Sequence[JsonObject], target: float = 1e-3) -> list[
     def what(row: JsonObject) -> tuple[Any, ...]:
         return (*(row[key] for key in keys), canonical_json(row["identity"]))
 
-    groups = grouped((row for row in rows if "nominal_alpha" in row), what).values()
+    groups = grouped(rows, what).values()
     found = (_extrapolated_row(sorted(members, key=lambda row: row["dimension"]), target) for members in groups)
     return [entry for entry in found if entry is not None]
 
@@ -81,7 +81,7 @@ def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObjec
     if len(used) < FEWEST:
         return None
     floors = [max(float(errors[i]), 1e-9 * abs(values[i]), 1e-9 * target) for i in used]
-    second = max(SECOND, ONE_SAMPLE / last["alpha"]) if last.get("dimension_letter") == "d" else SECOND
+    second = max(SECOND, ONE_SAMPLE / last["alpha"]) if last["dimension_letter"] == "d" else SECOND
     found = extrapolate([sizes[i] for i in used], [values[i] for i in used], floors, dof, second)
     fitted: JsonObject = {
         "value": found.limit,
@@ -97,8 +97,8 @@ def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObjec
     copied = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity", "component_word",
               "dimension_letter", "own_theory", "own_theory_error", "no_theory", "own_coefficient")  # fmt: skip
     return {
-        **{key: last.get(key) for key in copied},
-        "own_z": None if last.get("own_theory") is None else fitted["z"],
+        **{key: last[key] for key in copied},
+        "own_z": None if last["own_theory"] is None else fitted["z"],
         "alpha": last["nominal_alpha"],
         **fitted,
         "refusal": found.refusal,

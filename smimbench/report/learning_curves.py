@@ -136,7 +136,7 @@ def _learning_panel(results: Results, place: Place, metric: str, runs: list[Run]
     # Without a curve (costly theory) the line is that of the whole data set, and says so.
     curve = is_cheap(problem)
     lines = [(first, held, "Bayes-optimal" if curve or first >= held else "Bayes-optimal, whole data set", "--")]
-    fresh = max((run.x[-1] for run in runs if used_fresh(run.record["cell"]["algorithm"], run.record)), default=0.0)
+    fresh = max((run.x[-1] for run in runs if used_fresh(run.record)), default=0.0)
     if curve and fresh > held:
         lines.append((max(first, held), fresh, "Bayes-optimal, fresh samples", ":"))
     for start, stop, name, dashes in lines:
@@ -264,7 +264,7 @@ def trajectory_chart(results: Results) -> Chart | None:
         found = own_point(results.cache, problem, cell, ratio, records)
         if isinstance(found, str) or "trajectory" not in found:
             continue
-        alpha = ratio if used_fresh(cell.algorithm, records[0]) else cell.alpha  # as in tables
+        alpha = ratio if used_fresh(records[0]) else cell.alpha  # as in tables
         runs = [run for run in map(results.store.trajectory, records) if run is not None and "mse" in run]
         panels.append(({**_about(cell), "alpha": alpha}, letter(problem.model), found["trajectory"], runs))
     if not panels:

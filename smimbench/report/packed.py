@@ -167,7 +167,7 @@ def _statistics(path: Path, rows: Sequence[JsonObject]) -> Verification:
         new = {"n": len(values), **against_theory(values, *expected)}
         new["own_z"] = new["z"] if own else None
         if row["ratio_to_bayes"] is not None:
-            new["ratio_to_bayes"] = ratio_to_bayes(values, row["bayes"], row["target"], row.get("optimum"))
+            new["ratio_to_bayes"] = ratio_to_bayes(values, row["bayes"], row["target"], row["optimum"])
         # Sums of another machine may round in another way.
         found.add(_lines(path, row, differences({key: row[key] for key in new}, new, 1e-12)))
     return found

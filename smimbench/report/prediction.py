@@ -160,7 +160,7 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
     """
     predicted, lost = _predicted(rows)
     found = {number: deviation(*one, FINITE[find_metric(number.metric).direction]) for number, one in predicted.items()}
-    reason = min((row["no_theory"] for row in rows if row.get("no_theory")), default=None)
+    reason = min((row["no_theory"] for row in rows if row["no_theory"]), default=None)
     empty = dict.fromkeys(("would_have_seen", "deviation", "deviation_z", "deviation_of"))
     if not predicted:
         return {"prediction": None, **empty, "no_theory": reason}
@@ -218,8 +218,8 @@ def _predicted(
     teachers, lost = {place(row): row["teachers"] for row in rows if "teachers" in row}, False
     own = key == "own_theory"
     for row in rows:
-        at_end = {"metric": row["metric"], "component": row["component"], "at": None, "values": row.get("values") or {},
-                  "coefficient": row.get("own_coefficient") if own else None,
+        at_end = {"metric": row["metric"], "component": row["component"], "at": None, "values": row["values"],
+                  "coefficient": row["own_coefficient"] if own else None,
                   "prediction": row.get(key), "error": row.get(f"{key}_error")}  # fmt: skip
         for one in (at_end, *(row.get("also_predicted", ()) if own else ())):
             expected = one["prediction"]
@@ -233,20 +233,14 @@ def _predicted(
             unit, known = max(abs(expected), 1.0), one.get("coefficient")
             if find_metric(one["metric"]).direction == "lower":
                 # Where theory says 0, errors up to the target count as reached.
-                target = row.get("target") or 0.0
+                target = row["target"]
                 zero = abs(expected) <= ZERO * target
                 unit, known = (max(target / RESOLUTION, 1e-300), 0.0) if zero else (abs(expected), known)
-            number = Number(asked(row), one["metric"], one["component"], one["at"])
+            number = Number(row["nominal_alpha"], one["metric"], one["component"], one["at"])
             points, _ = found.setdefault(number, ([], known))
             values, error = [*one["values"].values()], one["error"] or 0.0
             points.append(Point(row["dimension"], values, lengths, expected, error, unit))
     return found, lost
-
-
-def asked(row: Mapping[str, Any]) -> float:
-    """Sample ratio requested in the suite."""
-    found: float = row.get("nominal_alpha", row["alpha"])
-    return found
 
 
 def is_below_optimum(rows: Sequence[JsonObject], metric: str | None) -> bool:

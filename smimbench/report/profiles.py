@@ -49,7 +49,7 @@ def hits(results: Results) -> list[JsonObject]:
         problem = results.problem(cell.problem_label)
         n = problem.model.sample_count(cell.alpha, cell.dimension)
         trajectory = None if record["status"] in LOST else results.store.trajectory(record)
-        if used_fresh(cell.algorithm, record) and record.get("fresh_samples", math.inf) > 1.5 * n:
+        if used_fresh(record) and record["fresh_samples"] > 1.5 * n:
             continue
         point = bayes_point(results.cache, problem, problem.model.sample_ratio(n, cell.dimension))
         best = results.optima.get((cell.problem_label, cell.alpha, cell.dimension)) or (

@@ -50,7 +50,7 @@ class Results:
     @cached_property
     def rows(self) -> list[JsonObject]:
         """Rows of the error table."""
-        return Rows([*error_rows(self.pairs, self.suite, self.store, self.cache), *self.scored])
+        return Rows([*error_rows(self.pairs, self.suite, self.store, self.cache, lambda: self.optima), *self.scored])
 
     @cached_property
     def scored(self) -> list[JsonObject]:

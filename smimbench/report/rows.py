@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,12 +36,15 @@ from smimbench.suite.cells import Cell, build_algorithm
 from smimbench.theory.limit import BRINGS_NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from smimbench.problem.problem import Problem
     from smimbench.run.external import Point
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
+
+    Optima = Mapping[tuple[str, float, int], Optimum]
+    """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension."""
 
 Pair = tuple[Cell, JsonObject]
 """A cell of a suite and its record."""
@@ -75,18 +78,15 @@ def paired(cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[Pai
 
 def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
     """Whether an algorithm draws its own samples instead of the cell's; False if it is not installed here."""
-    if not algorithm:
-        return False
     try:
         return bool(build_algorithm(algorithm, None).plan(sizes(1, 1, 1)).draws_fresh)
     except (RegistryError, ParameterError):
         return False
 
 
-def used_fresh(algorithm: Mapping[str, Any], record: JsonObject) -> bool:
-    """Whether a run used fresh samples, from its record or (in older records) from the algorithm's plan."""
-    count = record.get("fresh_samples")
-    return draws_fresh(algorithm) if count is None else count > 0
+def used_fresh(record: JsonObject) -> bool:
+    """Whether a run used fresh samples."""
+    return bool(record.get("fresh_samples"))
 
 
 def planned_ratio(problem: Problem, cell: Cell) -> float:
@@ -94,8 +94,7 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
     model = problem.model
     n = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
-        algorithm = build_algorithm(cell.algorithm, problem)
-        plan = algorithm.plan(sizes(n, model.tokens, cell.dimension))
+        plan = build_algorithm(cell.algorithm, problem).plan(sizes(n, model.tokens, cell.dimension))
         n = int(plan.steps or 0) * int(plan.batch or n) or n
     return float(model.sample_ratio(n, cell.dimension))
 
@@ -164,27 +163,24 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> dict
     """
     problems = {plan.label: plan.problem for plan in suite.plans}
     known: dict[tuple[str, float], list[Reference]] = {}
-    shipped = [
-        pair for pair in pairs if "source" not in pair[0].algorithm and not used_fresh(pair[0].algorithm, pair[1])
-    ]
+    shipped = [pair for pair in pairs if "source" not in pair[0].algorithm and not used_fresh(pair[1])]
     for (label, algorithm, alpha, dimension), members in grouped(shipped, _without_backend).items():
         problem, references = problems[label], known.setdefault((label, alpha), [])
         if any(one.algorithm != algorithm or one.dimension == dimension for one in references):
             continue
-        ratio = problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension)
+        ratio, records = sample_ratio(problem, alpha, dimension), [record for _, record in members]
         try:
             point = bayes_point(cache, problem, ratio)
         except THEORY_ERRORS:  # the rows say so
             continue
-        own = own_point(cache, problem, members[0][0], ratio, [record for _, record in members]) if point else ""
+        own = own_point(cache, problem, members[0][0], ratio, records) if point else ""
         if point is None or isinstance(own, str) or not np.allclose(own["mse"], point["mse"], rtol=1e-9, atol=0):
             continue
-        done = [record for _, record in members if record["status"] == Status.OK.value and "mse" in record["metrics"]]
+        done = [record for record in records if record["status"] == Status.OK.value and "mse" in record["metrics"]]
         runs = {instance_of(record): np.asarray(record["metrics"]["mse"], dtype=float) for record in done}
         coefficient = (own.get("finite_size") or {}).get("mse")
         references.append(Reference(dimension, algorithm, np.atleast_1d(point["mse"]), runs, coefficient))
-    found = {(*key, size): one for key, members in known.items() for size, one in optima(members).items()}
-    return found
+    return {(*key, size): one for key, members in known.items() for size, one in optima(members).items()}
 
 
 def _without_backend(pair: Pair) -> tuple[str, str, float, int]:
@@ -192,7 +188,14 @@ def _without_backend(pair: Pair) -> tuple[str, str, float, int]:
     return cell.problem_label, cell.algorithm_label, cell.alpha, cell.dimension
 
 
-def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryCache) -> list[JsonObject]:
+def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
+    """Sample ratio of the whole number of samples that is nearest to ``alpha``."""
+    return float(problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension))
+
+
+def error_rows(
+    pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryCache, find: Callable[[], Optima]
+) -> list[JsonObject]:
     """Rows of the error table, in the order of the suite.
 
     A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. ``mean`` and ``sem``
@@ -202,6 +205,11 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
     really used, with ``ratio_to_bayes``. ``theory``, ``difference`` and ``z`` go by the first where there is one, else by the
     second. Runs are pooled by what was run, never by its label: ``identity`` has problem and algorithm without versions.
     Theory that is not stored is None.
+
+    Parameters
+    ----------
+    find : callable
+        The optima at finite size, asked for when all points have been solved together.
     """
 
     def what(pair: Pair) -> tuple[Any, ...]:
@@ -223,11 +231,10 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
         # With that key its process ended, or had to: rows say so, the runs may be good. Otherwise nothing else is hidden.
         raise first
     rows: list[JsonObject] = []
-    sized = find_optima([pair for pair in pairs if canonical_json(pair[0].problem) not in unsolved], suite, cache)
+    sized = find()
     for key, members in groups.items():
         problem, cell, ratio = problems[key[0]], members[0][0], ratios[key]
         records = [record for _, record in members]
-        place = _place_of_row(cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.dimension)
         point, near = None, None
         own: JsonObject | str = ""
         if key[0] in unsolved:
@@ -235,12 +242,9 @@ def error_rows(pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryC
         elif point := bayes_point(cache, problem, ratio):
             own = own_point(cache, problem, cell, ratio, records)
             near = _near(cache, problem, records, ratio, cell.dimension)
-        own_samples = any(used_fresh(cell.algorithm, record) for record in records)
-        optimum = None if own_samples else sized.get((cell.problem_label, cell.alpha, cell.dimension))
-        metrics, target = suite.run.metrics, suite.run.target
-        rows += _rows_of_place(
-            place, problem, cell.algorithm, records, point, own, cell.alpha, near, metrics, target, store, optimum
-        )
+        place = _place(cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.alpha, cell.dimension)
+        theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)
+        rows += _rows_of_place(place, problem, cell.algorithm, records, theory, suite, store)
     return distinguish(rows)
 
 
@@ -249,16 +253,11 @@ def rows_of_points(
     points: Sequence[Point],
     records: Sequence[JsonObject],
     cache: TheoryCache,
-    sized: Mapping[Any, Optimum] = MappingProxyType({}),
-    *,
-    of_suite: bool = False,
+    sized: Optima = MappingProxyType({}),
 ) -> list[JsonObject]:
     """Rows for externally computed estimates (see ``smimbench.run.external``); replicates of one point share a row.
 
-    Parameters
-    ----------
-    of_suite : bool
-        Only the metrics that the suite lists; else all that can be measured of an estimate alone.
+    They have all metrics that can be measured of an estimate alone.
     """
     groups = grouped(
         zip(points, records, strict=True),
@@ -267,25 +266,39 @@ def rows_of_points(
     rows = []
     for (label, algorithm, alpha, dimension), members in groups.items():
         problem = members[0][0].plan.problem
-        ratio = problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension)
-        measured = trajectory_metrics(problem.model.name)
-        metrics = [name for name in suite.run.metrics if name in measured] if of_suite else list(measured)
-        place, found = _place_of_row(label, algorithm, ELSEWHERE, ratio, dimension), [record for _, record in members]
-        point, target = bayes_point(cache, problem, ratio), suite.run.target
-        own = BRINGS_NONE if point else ""
-        optimum, store = sized.get((label, alpha, dimension)), Store("")
-        rows += _rows_of_place(place, problem, {}, found, point, own, alpha, None, metrics, target, store, optimum)
+        ratio = sample_ratio(problem, alpha, dimension)
+        place, found = _place(label, algorithm, ELSEWHERE, ratio, alpha, dimension), [record for _, record in members]
+        point = bayes_point(cache, problem, ratio)
+        theory = Theory(point, BRINGS_NONE if point else "", _sized(sized, place), None)
+        metrics = list(trajectory_metrics(problem.model.name))
+        rows += _rows_of_place(place, problem, {"name": algorithm}, found, theory, suite, Store(""), metrics)
     return rows
 
 
-def scored_rows(suite: Suite, store: Store, cache: TheoryCache, sized: Mapping[Any, Optimum]) -> list[JsonObject]:
+def scored_rows(suite: Suite, store: Store, cache: TheoryCache, sized: Optima) -> list[JsonObject]:
     """Rows of externally computed estimates stored by ``smimbench score``, for the metrics of the suite."""
-    points, records = kept_scores(suite, store)
-    return rows_of_points(suite, points, records, cache, sized, of_suite=True)
+    rows = rows_of_points(suite, *kept_scores(suite, store), cache, sized)
+    return [row for row in rows if row["metric"] in suite.run.metrics]
 
 
-def _place_of_row(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> JsonObject:
-    return {"problem": problem, "algorithm": algorithm, "backend": backend, "alpha": alpha, "dimension": dimension}
+def _place(problem: str, algorithm: str, backend: str, ratio: float, alpha: float, dimension: int) -> JsonObject:
+    return {"problem": problem, "algorithm": algorithm, "backend": backend, "alpha": ratio, "nominal_alpha": alpha,
+            "dimension": dimension}  # fmt: skip
+
+
+def _sized(sized: Optima, place: JsonObject) -> Optimum | None:
+    return sized.get((place["problem"], place["nominal_alpha"], place["dimension"]))
+
+
+class Theory(NamedTuple):
+    """What is known of a place: the Bayes-optimal point, the algorithm's own (or why there is none), the optimal error at this
+    size (None: only its limit), and the threshold that runs which did not converge are near, in words.
+    """
+
+    bayes: JsonObject | None
+    own: JsonObject | str
+    optimum: Optimum | None
+    near: str | None
 
 
 def _rows_of_place(
@@ -293,110 +306,76 @@ def _rows_of_place(
     problem: Problem,
     algorithm: JsonObject,
     records: Sequence[JsonObject],
-    bayes: JsonObject | None,
-    own: JsonObject | str,
-    nominal: float,
-    near: str | None,
-    metrics: Sequence[str],
-    target: float,
+    theory: Theory,
+    suite: Suite,
     store: Store,
-    optimum: Optimum | None,
+    metrics: Sequence[str] = (),
 ) -> list[JsonObject]:
-    """One row per metric and component for the runs of one place.
-
-    Parameters
-    ----------
-    algorithm : dict
-        Its table; empty for an estimate from elsewhere.
-    bayes, own : dict
-        Points of theory at the sample ratio really used; None, or a reason in words, where there is none.
-    nominal : float
-        The sample ratio that the suite asks for.
-    near : str or None
-        The threshold that runs which did not converge are near, in words.
-    optimum : Optimum or None
-        The Bayes-optimal error at this size; None: only its limit is known.
-    """
-    fresh = any(used_fresh(algorithm, record) for record in records)
+    """One row per metric (those of the suite, or others) and component for the runs of one place."""
+    fresh, target, components = any(map(used_fresh, records)), suite.run.target, problem.components
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
     courses = [None if r["status"] in LOST else store.trajectory(r) for r in records]
-    components = problem.components
+    bayes, own, optimum, near = theory
+    reason, own = (own, {}) if isinstance(own, str) else ("its theory says nothing of this metric", own)
+
+    def expected(name: str, point: JsonObject | None) -> tuple[Sequence[float | None], Sequence[float | None]]:
+        metric = find_metric(name, problem.model.name)
+        return theory_of(metric, problem, point, components) if point else ([None] * components,) * 2
+
     layers: list[JsonObject] = []
     order: JsonObject | None = None
     if bayes is not None and components > 1:
-        held, _ = theory_of(find_metric("overlap"), problem, bayes, components)
         # What draws its own samples has no epochs.
         samples = math.nan if fresh else next((float(r["samples"]) for r in records if "samples" in r), math.nan)
-        layers, order = learning_order(courses, [float(value or 0.0) for value in held], samples)
-    reason, own = (own, {}) if isinstance(own, str) else ("its theory says nothing of this metric", own)
+        layers, order = learning_order(
+            courses, [float(value or 0.0) for value in expected("overlap", bayes)[0]], samples
+        )
     unsolved = {reason} if bayes is None and reason else set()
     best = optimum if optimum is not None or bayes is None else limit_of(bayes)
     goals = None if best is None else [best.goal(instance_of(record)) for record in records]
     shared = {
         **runtime(records, courses, goals, target),
+        "target": target,
         "still_moving": None if fresh else still_moving(records, courses, target),
         "learning_order": order,
         "findings": mean_diagnostics(records, own),
-        "nominal_alpha": nominal,
         "restarts": sum(r.get("restarts", 0) for r in records),
         "status_counts": dict(Counter(r["status"] for r in records)),
         "reasons": sorted({reason_of(r, near) for r in records if r["status"] != Status.OK.value}),
         "warnings": sorted({w for r in records for w in r.get("warnings", [])} | unsolved),
-        "identity": {
-            "problem": without_versions(problem.spec),
-            "algorithm": without_versions(algorithm) or {"name": place["algorithm"]},
-        },
+        "identity": {"problem": without_versions(problem.spec), "algorithm": without_versions(algorithm)},
         "component_word": component_word(problem),
         "dimension_letter": letter(problem.model),
     }
     rows = []
-    for name in metrics:
+    for name in metrics or suite.run.metrics:
         metric = find_metric(name, problem.model.name)
+        (optimal, optimal_errors), (values, errors) = (expected(name, point) for point in (bayes, own))
         count = components if metric.per_component else 1
-        blank = ([None] * count,) * 2
-        optimal, optimal_errors = theory_of(metric, problem, bayes, components) if bayes else blank
-        expected, errors = theory_of(metric, problem, own, components) if own else blank
         # A prediction for the starts of these runs is one for their size.
         coefficients = (own.get("finite_size") or {}).get(name) or [0.0 if own.get("at_size") else None] * count
         for k in range(count):
-            by_instance = values_of(usable, name, k)
-            values = np.array(list(by_instance.values()))
-            known = expected[k] is not None
-            verdict = against_theory(values, expected[k], errors[k])
+            by_instance, known = values_of(usable, name, k), values[k] is not None
+            found = np.array(list(by_instance.values()))
+            least = optimal[k], optimal_errors[k], LIMIT
+            if best is not None and name == "mse":
+                least = float(best.value[k]), float(best.error[k]), best.source
+            verdict = against_theory(found, *((values[k], errors[k]) if known else (optimal[k], optimal_errors[k])))
             point = own if known else bayes or {}
-            least = optimal[k] if best is None or name != "mse" else float(best.value[k])
-            rows.append(
-                {
-                    **place,
-                    "n": len(values),
-                    "values": by_instance,
-                    "target": target,
-                    "metric": name,
-                    "component": k + 1 if count > 1 else None,
-                    **(verdict if known else against_theory(values, optimal[k], optimal_errors[k])),
-                    "own_theory": expected[k],
-                    "own_theory_error": errors[k],
-                    "own_z": verdict["z"],
-                    "own_coefficient": coefficients[k],
-                    "no_theory": None if known else reason or None,
-                    "bayes": optimal[k],
-                    "bayes_error": optimal_errors[k],
-                    "optimum": least,
-                    "optimum_error": optimal_errors[k] if best is None or name != "mse" else float(best.error[k]),
-                    "optimum_source": LIMIT if best is None or name != "mse" else best.source,
-                    "ratio_to_bayes": ratio_to_bayes(values, optimal[k], target, least)
-                    if metric.direction == "lower"
-                    else None,
-                    "blank": sorted({r["blank"][name] for r in records if name in r.get("blank", {})}),
-                    "branch": point.get("branch"),
-                    "theory_method": point.get("method"),
-                    **shared,
-                    "half_overlap": layers[k] if layers and metric.per_component else None,
-                }
-            )
+            rows.append({
+                **place, "n": len(found), "values": by_instance, "metric": name, "component": k + 1 if count > 1 else None,
+                **verdict, "own_theory": values[k], "own_theory_error": errors[k], "own_z": verdict["z"] if known else None,
+                "own_coefficient": coefficients[k], "no_theory": None if known else reason or None,
+                "bayes": optimal[k], "bayes_error": optimal_errors[k],
+                **dict(zip(("optimum", "optimum_error", "optimum_source"), least)),
+                "ratio_to_bayes": ratio_to_bayes(found, optimal[k], target, least[0]) if metric.direction == "lower" else None,
+                "blank": sorted({r["blank"][name] for r in records if name in r.get("blank", {})}),
+                "branch": point.get("branch"), "theory_method": point.get("method"),
+                **shared, "half_overlap": layers[k] if layers and metric.per_component else None,
+            })  # fmt: skip
     if own:  # once for a place
         rows[0] |= {
-            "also_predicted": _also_predicted(usable, records, courses, own, problem, metrics),
+            "also_predicted": _also_predicted(usable, records, courses, own, problem, metrics or suite.run.metrics),
             "teachers": _teachers(usable, problem, own),
         }
     return rows

@@ -109,35 +109,26 @@ class Change(NamedTuple):
     z: float
 
 
-def change_between(before: Mapping[str, Any], after: Mapping[str, Any], level: float) -> Change | None:
-    """Change of a mean, with its confidence interval by Student's t.
+def change_between(before: Mapping[Any, float], after: Mapping[Any, float], level: float) -> Change | None:
+    """Change of a mean, with its confidence interval by Student's t, from values by instance.
 
     Runs on the same instances (at least two) are compared pair by pair, others by Welch's test. None for a single run.
-
-    Parameters
-    ----------
-    before, after : mapping
-        Values by instance; or rows with ``mean``, ``sem`` and ``n``, where no more is known.
     """
-    common = [] if "sem" in before else [key for key in before if key in after]
+    common = [key for key in before if key in after]
     if len(common) > 1:
         paired = mean_and_error(np.array([after[key] - before[key] for key in common]))
         value, scale, freedom = paired["mean"], paired["sem"], len(common) - 1.0
     else:
-        a, b = (side if "sem" in side else _summary(side) for side in (before, after))
+        a, b = (mean_and_error(np.array(list(side.values()))) for side in (before, after))
         if a["sem"] is None or b["sem"] is None:
             return None
         value, scale = b["mean"] - a["mean"], math.hypot(a["sem"], b["sem"])
         # Welch and Satterthwaite
-        spread = sum(side["sem"] ** 4 / (side.get("n", math.inf) - 1) for side in (a, b))
+        spread = a["sem"] ** 4 / (len(before) - 1) + b["sem"] ** 4 / (len(after) - 1)
         freedom = scale**4 / spread if spread > 0 else math.inf
     if scale == 0:
         return Change(value, 0.0, math.copysign(math.inf, value) if value else 0.0)
     return Change(value, quantile((1 + level) / 2, freedom) * scale, value / scale)
-
-
-def _summary(side: Mapping[str, float]) -> JsonObject:
-    return {**mean_and_error(np.array(list(side.values()))), "n": len(side)}
 
 
 # -- time -----------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
 
 Text = Annotated[str, Field(max_length=100_000)]
-Texts = list[Text]
 Component = Annotated[int, Field(ge=1)] | None
 Many: Any = list
 Named: Any = dict
@@ -32,59 +31,42 @@ def _of_fields(*kinds: tuple[Any, str], **more: Any) -> Any:
     return pydantic.create_model("Row", __base__=Open, **(fields | more))
 
 
-_Time = _of_fields((Number, "seconds iterations fraction"))
-_Half = _of_fields((Number, "target fraction iterations seconds samples epochs"))
-_Factor = _of_fields((Text, "axis"), (Number, "mean sem"), (int, "runs"))
-_Sequence = _of_fields((list[int], "layers"), (int, "runs"))
-_Order = _of_fields((Number, "success"), (Many[_Sequence], "sequences"), (_Factor | None, "factor"))
-_Moving = _of_fields((int, "runs"), (float, "change lowest"))
-_Finding = _of_fields((Number, "mean sem theory"), (int, "runs found"))
-_Predicted = _of_fields(
-    (Text, "metric"),
-    (Component, "component"),
-    (Number, "at coefficient prediction error"),
-    (dict[str, float], "values"),
-)
-_Identity = _of_fields((dict[str, Any], "problem algorithm"))
-
-
 Row = _of_fields(
     (Text, "problem algorithm backend dimension_letter metric component_word optimum_source"),
     (Text | None, "no_theory branch theory_method ceiling"),
-    (Texts, "blank machines reasons warnings"),
+    (list[Text], "blank machines reasons warnings"),
     (Component, "component"),
     (Annotated[int, Field(ge=1)], "dimension"),
     (Annotated[int, Field(ge=0)], "n restarts"),
     (int | None, "peak_memory"),
     (float, "alpha nominal_alpha target"),
-    (
-        Number,
-        "mean sem theory theory_error difference z own_theory own_theory_error own_z own_coefficient bayes bayes_error",
-    ),
+    (Number, "mean sem theory theory_error difference z own_theory own_theory_error own_z own_coefficient bayes bayes_error"),
     (Number, "optimum optimum_error ratio_to_bayes seconds cpu_seconds iterations first_iteration per_iteration"),
     (Number, "ceiling_fraction device_seconds"),
     (bool, "trusted"),
     (dict[str, float], "values"),
     (dict[str, int], "status_counts"),
-    (_of_fields((_Time, " ".join(f"{epsilon:g}" for epsilon in EPSILONS))), "time_to_theory"),
-    (_Half | None, "half_overlap"),
-    (_Order | None, "learning_order"),
-    (_Moving | None, "still_moving"),
-    (Named[str, Many[_Finding]], "findings"),
-    (_Identity, "identity"),
-    also_predicted=(Many[_Predicted], []),
+    (_of_fields((dict[str, Any], "problem algorithm")), "identity"),
+    (_of_fields((int, "runs"), (float, "change lowest")) | None, "still_moving"),
+    (_of_fields((Number, "target fraction iterations seconds samples epochs")) | None, "half_overlap"),
+    (_of_fields((_of_fields((Number, "seconds iterations fraction")), " ".join(map("{:g}".format, EPSILONS)))), "time_to_theory"),
+    (_of_fields((Number, "success"), (Many[_of_fields((list[int], "layers"), (int, "runs"))], "sequences"),
+                (_of_fields((Text, "axis"), (Number, "mean sem"), (int, "runs")) | None, "factor")) | None, "learning_order"),
+    (Named[str, Many[_of_fields((Number, "mean sem theory"), (int, "runs found"))]], "findings"),
     teachers=(dict[str, list[float]], {}),
-)
+    also_predicted=(Many[_of_fields((Text, "metric"), (Component, "component"), (dict[str, float], "values"),
+                                    (Number, "at coefficient prediction error"))], []),
+)  # fmt: skip
 """A row of the error table; see ``smimbench.report.rows.error_rows``."""
 
-
-_OtherVersion = _of_fields((Text, "item"), (int, "then now cells"))
 DOCUMENT = _of_fields(
-    (Text, "suite title description"), (dict[str, int], "status_counts"), (int, "missing"),
-    (Many[_OtherVersion], "other_versions"), (Many[Row], "rows"),
-)  # fmt: skip
+    (Text, "suite title description"),
+    (dict[str, int], "status_counts"),
+    (int, "missing"),
+    (Many[_of_fields((Text, "item"), (int, "then now cells"))], "other_versions"),
+    (Many[Row], "rows"),
+)
 """Stored part of what ``show --json`` prints; what follows from the rows is recomputed."""
-
 
 FOLLOWS = ("verdicts", "summary", "extrapolated")
 """Parts of a document that follow from its rows."""

@@ -49,8 +49,8 @@ def differs(row: Mapping[str, Any]) -> bool:
 def _verdict(rows: Rows, *alone: str | Column) -> Columns:
     """Predicted value for each algorithm and the optimal value, shown once with its error if both are equal."""
     if any(map(differs, rows)):
-        return ["predicted", "z", "optimal", "at this D"]
-    return [Column("optimal", lambda r: uncertain(r["theory"], r["theory_error"])), *alone, "z", "at this D"]
+        return ["predicted", "z", "optimal"]
+    return [Column("optimal", lambda r: uncertain(r["theory"], r["theory_error"])), *alone, "z"]
 
 
 def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[RenderableType]:
@@ -59,7 +59,8 @@ def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[Rende
     for (problem, metric), members in _by_problem(rows, "metric").items():
         sizes = {row["dimension"] for row in members}
         size = f", {letter_of(members)} = {sizes.pop()}" if len(sizes) == 1 else ""
-        columns = [*WHERE, "component", "n", "mean ± s.e.m.", *_verdict(members, "diff"), "error / optimal", "status"]
+        columns = [*WHERE, "component", "n", "mean ± s.e.m.", *_verdict(members, "diff")]
+        columns += ["at this D", "error / optimal", "status"]
         shown, note = _cut(sorted(members, key=_worst), full, "worst first")
         title = f"{problem}: {find_metric(metric).label} against theory{size}"
         tables.append(make_table(title, columns, shown, note))
@@ -167,7 +168,7 @@ def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
 def learning_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     """The order of learning: one table per problem with several components, from rows of the metric that comes first."""
     tables = []
-    chosen = [r for r in rows if r.get("learning_order") and r["component"] and r["metric"] == rows[0]["metric"]]
+    chosen = [r for r in rows if r["learning_order"] and r["component"] and r["metric"] == rows[0]["metric"]]
     for problem, found in _by_problem(chosen).items():
         members = [
             {**parts[0], "halves": [row["half_overlap"] for row in parts]} for parts in grouped(found, place).values()
@@ -175,7 +176,7 @@ def learning_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
         # No median at all (most runs never get there) says nothing about whether samples were counted.
         halves = [half for row in members for half in row["halves"]]
         counted = all(half["epochs"] is not None or half["iterations"] is None for half in halves)
-        unit, word = "epochs" if counted else "iterations", members[0].get("component_word", "component")
+        unit, word = "epochs" if counted else "iterations", members[0]["component_word"]
         halved = [Column(f"{word} {i + 1}", partial(_half, i, unit)) for i in range(len(members[0]["halves"]))]
         columns: Columns = ["algorithm", "alpha", *halved, "order (runs)", "last / first", "all"]
         note = f"median {unit} to half of the optimal overlap"
@@ -193,7 +194,7 @@ def diagnostic_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
         if row["metric"] == rows[0]["metric"] and row["component"] in (None, 1):
-            for name, entries in (row.get("findings") or {}).items():
+            for name, entries in row["findings"].items():
                 found = [{**row, **entry, "no": i} for i, entry in enumerate(entries, 1)]
                 groups.setdefault((row["problem"], name), []).extend(found)
     mean = Column("mean ± s.e.m.", lambda e: uncertain(e["mean"], e["sem"], 0.0) or "none")

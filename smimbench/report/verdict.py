@@ -11,7 +11,7 @@ from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
 from smimbench.report.columns import number, ratio_words, seconds
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place, summed_statuses
-from smimbench.report.prediction import agreement, asked, is_below_optimum
+from smimbench.report.prediction import agreement, is_below_optimum
 from smimbench.report.statistics import ZERO, change_between, mean_of
 
 if TYPE_CHECKING:
@@ -63,17 +63,17 @@ def _verdict(problem: str, rows: Rows) -> JsonObject:
     metric = next((name for name in names if find_metric(name).direction == "lower"), None)
     largest = max(row["dimension"] for row in rows)
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
-    ratios = {asked(row) for row in own}
+    ratios = {row["nominal_alpha"] for row in own}
     name = names_with_backend(own)
     groups, whole = grouped(own, name), grouped(rows, name)
     logs = {
-        label: _log_ratios({(asked(row), key[-1]): pair for row, key, pair in _by_instance(members)}, own)
+        label: _log_ratios({(row["nominal_alpha"], key[-1]): pair for row, key, pair in _by_instance(members)}, own)
         for label, members in groups.items()
     }
     contenders = [{"algorithm": label, **_contender(members), **agreement(whole[label], metric),
                    "below_optimum": is_below_optimum(whole[label], metric)} for label, members in groups.items()]  # fmt: skip
     for one in contenders:  # a sample ratio that others were run at and this one was not is no estimate, either
-        one["missing"] += len(ratios - {asked(row) for row in groups[one["algorithm"]]})
+        one["missing"] += len(ratios - {row["nominal_alpha"] for row in groups[one["algorithm"]]})
     contenders.sort(key=_rank)
     best = contenders[0] if contenders else {}
     tied = [
@@ -81,7 +81,10 @@ def _verdict(problem: str, rows: Rows) -> JsonObject:
         for one in contenders[1:]
         if None not in (one["ratio_to_bayes"], best["ratio_to_bayes"])
         and one["missing"] == best["missing"]
-        and not _is_told_apart(best, one, logs)
+        and (
+            (change := change_between(logs[best["algorithm"]], logs[one["algorithm"]], TIE)) is None
+            or abs(change.value) <= change.half
+        )
     ]
     return {"problem": problem, "metric": metric, "dimension": largest, "contenders": contenders,
             "dimension_letter": letter_of(rows), "tied": tied}  # fmt: skip
@@ -92,8 +95,8 @@ def _by_instance(rows: Rows) -> list[tuple[JsonObject, tuple[Any, ...], tuple[fl
     found = []
     for layers in grouped(rows, place).values():
         if _is_solved(layers):
-            bayes = math.fsum(row.get("optimum", row["bayes"]) for row in layers)
-            for instance in sorted(set.intersection(*(set(row.get("values", ())) for row in layers))):
+            bayes = math.fsum(row["optimum"] for row in layers)
+            for instance in sorted(set.intersection(*(set(row["values"]) for row in layers))):
                 error = math.fsum(row["values"][instance] for row in layers)
                 found.append((layers[0], (*place(layers[0]), instance), (error, bayes)))
     return found
@@ -101,40 +104,24 @@ def _by_instance(rows: Rows) -> list[tuple[JsonObject, tuple[Any, ...], tuple[fl
 
 def _log_ratios(known: Mapping[Any, tuple[float, float]], rows: Sequence[Mapping[str, Any]]) -> dict[Any, float]:
     """Logarithm of the ratio to the Bayes-optimal error, where that error is not 0."""
-    zero = ZERO * max((row.get("target") or 0.0 for row in rows), default=0.0)
+    zero = ZERO * max((row["target"] for row in rows), default=0.0)
     return {key: math.log(e / bayes) for key, (e, bayes) in known.items() if bayes > zero and e > 0}
-
-
-def _is_told_apart(best: Mapping[str, Any], other: Mapping[str, Any], logs: Mapping[str, dict[Any, float]]) -> bool:
-    """Whether two algorithms differ by more than chance, from runs or stored means; single runs cannot tell."""
-    change = change_between(logs[best["algorithm"]], logs[other["algorithm"]], TIE)
-    if change is None:
-        change = change_between(_mean_log(best), _mean_log(other), TIE)
-    return change is not None and abs(change.value) > change.half
-
-
-def _mean_log(one: Mapping[str, Any]) -> JsonObject:
-    ratio, error = one["ratio_to_bayes"], one["ratio_error"]
-    return {"mean": math.log(ratio), "sem": None if error is None else error / ratio}
 
 
 def _contender(rows: Rows) -> JsonObject:
     points = list(grouped(rows, place).values())
     firsts = [layers[0] for layers in points]
     known = [layers for layers in points if all(None not in (row["mean"], row["bayes"]) for row in layers)]
-    target = rows[0].get("target", 0.0)  # one for the suite
+    target = rows[0]["target"]  # one for the suite
     logs, errors, zeros = [], [], []
     for layers in known:
-        mean, bayes = (
-            math.fsum(row["mean"] for row in layers),
-            math.fsum(row.get("optimum", row["bayes"]) for row in layers),
-        )
+        mean, bayes = (math.fsum(row["mean"] for row in layers), math.fsum(row["optimum"] for row in layers))
         if bayes <= ZERO * target:
             zeros.append(mean)
         elif mean > 0:
             sems = [math.inf if row["sem"] is None else row["sem"] for row in layers]
             logs.append(math.log(mean / bayes))
-            sized = [row.get("optimum_error") or 0.0 for row in layers]
+            sized = [row["optimum_error"] or 0.0 for row in layers]
             errors.append(math.hypot(math.hypot(*sems) / mean, math.hypot(*sized) / bayes))
     ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
@@ -152,7 +139,7 @@ def _contender(rows: Rows) -> JsonObject:
         "near_fraction": mean_of([one["fraction"] or 0.0 for one in near]) if known else None,
         **{key: mean_of([r[key] for r in firsts if r[key] is not None]) for key in ("seconds", "iterations")},
         "status_counts": summed_statuses(firsts),
-        "moving": sum((row.get("still_moving") or {}).get("runs", 0) for row in firsts),
+        "moving": sum((row["still_moving"] or {}).get("runs", 0) for row in firsts),
         **({"unsolved": unsolved} if unsolved else {}),
     }
 
@@ -256,7 +243,7 @@ def errors(rows: Sequence[JsonObject]) -> dict[str, dict[tuple[Any, ...], tuple[
     Without algorithms that draw samples of their own, and stand at a sample ratio well above the one that was asked for: they
     saw other data, and more of it, than the instance has.
     """
-    own = [row for row in rows if row["metric"] == "mse" and row["alpha"] <= 1.5 * asked(row)]
+    own = [row for row in rows if row["metric"] == "mse" and row["alpha"] <= 1.5 * row["nominal_alpha"]]
     found: dict[str, dict[tuple[Any, ...], tuple[float, float]]] = {}
     name = names_with_backend(own)
     for row, (problem, _, _, *where), pair in _by_instance(own):

@@ -15,18 +15,26 @@ def row(**more):
         "difference": 0.1, "z": 10.0, "bayes": 0.4, "ratio_to_bayes": 1.25, "status_counts": {"ok": 4}, "restarts": 0,
         "reasons": [], "warnings": [], "seconds": 1.0, "iterations": 12.0, "first_iteration": 0.01,
         "per_iteration": 0.002, "peak_memory": 2**26, "trusted": True, "machines": ["here"],
-        "time_to_theory": {"0.05": {"seconds": 0.25, "iterations": 3.0, "fraction": 1.0}},
+        "time_to_theory": {e: {"seconds": 0.25, "iterations": 3.0, "fraction": 1.0} for e in ("0.05", "0.2", "0.5")},
     }  # fmt: skip
-    return {**found, "bayes_error": 0.0, **more}
+    found |= {
+        "target": 1e-3, "own_theory": None, "own_theory_error": None, "own_z": None, "own_coefficient": None, "no_theory": None,
+        "bayes_error": 0.0, "optimum_error": 0.0, "optimum_source": "limit", "still_moving": None, "learning_order": None,
+        "half_overlap": None, "findings": {}, "blank": [], "dimension_letter": "D", "component_word": "component", **more,
+    }  # fmt: skip
+    about = {"problem": {"label": found["problem"]}, "algorithm": {"name": found["algorithm"]}}
+    usual = {"nominal_alpha": found["alpha"], "optimum": found["bayes"], "identity": about,
+             "values": values_of(found["mean"], found["sem"], found["n"])}  # fmt: skip
+    return {**usual, **found}
 
 
-def values_of(mean, sem, n):
+def values_of(mean, sem, n, root=0):
     """Values of n runs with this mean and standard error."""
     if mean is None or not n:
         return {}
     steps = np.linspace(-1.0, 1.0, n) if n > 1 else np.zeros(1)
     scale = 0.0 if n < 2 else (sem or 0.0) * np.sqrt(n) / steps.std(ddof=1)
-    return {f"0/{k}": float(mean + scale * step) for k, step in enumerate(steps)}
+    return {f"{root}/{k}": float(mean + scale * step) for k, step in enumerate(steps)}
 
 
 def on_screen(print_to, width=80) -> str:

@@ -9,7 +9,7 @@ import pytest
 from smimbench.report.comparison import compare_rows, exceeds
 from smimbench.report.tables import comparison_tables
 from tests.helpers import SUITE, call, ends_with, write_suite
-from tests.report.rows import printed
+from tests.report.rows import printed, values_of
 from tests.report.rows import row as any_row
 
 
@@ -22,14 +22,15 @@ def row(mean, **more):
     [
         (row(1.0), row(1.2), "worse", True),
         (row(1.2), row(1.0), "better", False),
-        (row(1.0), row(1.02), "within noise", False),
+        (row(1.0), row(1.02, values=values_of(1.02, 0.01, 4, root=1)), "within noise", False),
+        (row(1.0), row(1.02), "worse", False),
         (row(1.0, metric="overlap"), row(1.2, metric="overlap"), "better", False),
         (row(1.2, metric="overlap"), row(1.0, metric="overlap"), "worse", True),
         (row(1.0), row(1.0), "unchanged", False),
         (row(1.0), row(1.0, per_iteration=2.0), "unchanged", True),
         (row(1.0), row(1.0, per_iteration=2.0, machines=["other"]), "unchanged", False),
         (row(1.0), row(None), "no estimate any more", True),
-        (row(1.0, sem=None), row(1.2), "differs", True),
+        (row(1.0, sem=None, n=1), row(1.2), "differs", True),
     ],
 )
 def test_a_change_is_judged(before, after, verdict, fails):

@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from smimbench.report.statistics import learning_order
-from smimbench.report.tables import leaderboard_tables, learning_tables
+from smimbench.report.tables import learning_tables
+from tests.report.rows import printed, row
 
 
 def trajectory(first, second, samples=True):
@@ -80,48 +80,13 @@ def test_a_start_that_holds_everything_has_no_factor():
     assert order["success"] == 1
 
 
-def rows(algorithms=("sgd",), bad=None):
+def rows():
     layers, order = learning_order([trajectory(80, 10), trajectory(40, 20)], [1.0, 1.0], 100.0)
-    found = []
-    for name in algorithms:
-        for metric in ("mse", "overlap"):
-            for component in (1, 2):
-                found.append(
-                    {
-                        "problem": "two layers",
-                        "algorithm": name,
-                        "backend": "numpy",
-                        "alpha": 15.0,
-                        "dimension": 50,
-                        "metric": metric,
-                        "component": component,
-                        "mean": 0.1 * component,
-                        "sem": 0.01,
-                        "ratio_to_bayes": None if name == bad else 1.5,
-                        "status_counts": {"ok": 2},
-                        "half_overlap": layers[component - 1],
-                        "learning_order": order,
-                        "time_to_theory": {
-                            e: {
-                                "seconds": None if name == bad else 0.5,
-                                "iterations": None if name == bad else 40.0,
-                                "fraction": 0.25 if name == bad else 1.0,
-                            }
-                            for e in ("0.05", "0.2", "0.5")
-                        },
-                        "iterations": 123.0,
-                    }
-                )
-    return found
-
-
-def printed(tables):
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for table in tables:
-        console.print(table)
-    text = console.export_text()
-    console.file.close()
-    return text
+    return [
+        row(problem="two layers", algorithm="sgd", alpha=15.0, metric=metric, component=component, learning_order=order,
+            half_overlap=layers[component - 1], component_word="layer")
+        for metric in ("mse", "overlap") for component in (1, 2)
+    ]  # fmt: skip
 
 
 def test_table_shows_epochs_order_and_factor():
@@ -151,21 +116,3 @@ def test_one_component_has_no_order():
     single = [{**row, "component": None, "learning_order": None, "half_overlap": None} for row in rows()]
     assert learning_tables(single) == []
     assert learning_tables([]) == []
-
-
-def test_contest_has_every_contender_once_with_never_for_never():
-    contest, iterations = leaderboard_tables(rows(("sgd", "adam", "gamp"), bad="adam"))
-    text = printed([contest])
-    lines = [line for line in text.splitlines() if line.strip().startswith("15")]
-    assert len(lines) == 3
-    assert all(" 2 " in line for line in lines)  # the layer with the largest error
-    assert sum("never" in line for line in lines) == 1
-    text = printed([iterations])
-    lines = [line.split() for line in text.splitlines() if line.strip().startswith("15")]
-    assert sorted(lines) == [
-        ["15", "adam", *["never", "(25%)"] * 3, "123"],
-        ["15", "gamp", *["40", "(100%)"] * 3, "123"],
-        ["15", "sgd", *["40", "(100%)"] * 3, "123"],
-    ]
-    assert all(len(line) <= 80 for line in text.splitlines())
-    assert leaderboard_tables(rows(("sgd", "adam"))) == []

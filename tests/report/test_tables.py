@@ -88,7 +88,7 @@ def test_one_run_has_no_standard_error():
 
 
 def test_the_runtime_table_orders_by_time_to_theory_and_says_what_it_may_notagainst_theory():
-    never = {"0.05": {"seconds": None, "iterations": None, "fraction": 0.25}}
+    never = {key: {"seconds": None, "iterations": None, "fraction": 0.25} for key in ("0.05", "0.2", "0.5")}
     rows = [row(algorithm="quick"), row(algorithm="lost", time_to_theory=never, trusted=False, machines=["there"])]
     text = printed(runtime_tables(rows, "here"))
     assert text.index("lost") < text.index("quick")

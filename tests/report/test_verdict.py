@@ -81,7 +81,7 @@ def test_who_has_no_estimate_somewhere_comes_last():
 
 def test_points_without_an_optimal_error_are_named_and_not_counted():
     """Neither ranks them nor counts their runs as never near: what is not known says nothing of the algorithm."""
-    unknown = {"0.05": {"seconds": None, "iterations": None, "fraction": None}}
+    unknown = dict.fromkeys(("0.05", "0.2", "0.5"), dict.fromkeys(("seconds", "iterations", "fraction")))
     rows = [at(0.1, 0.44, 0.4), at(0.2, 0.3, None, time_to_theory=unknown)]
     (found,) = verdicts(rows)
     one = found["contenders"][0]
