@@ -82,14 +82,14 @@ class Point(NamedTuple):
 
 
 def deviation(
-    points: Sequence[Point], coefficient: float | None = None, allowed: float = FINITE["lower"]
+    points: Sequence[Point], coefficient: float | None = None, allowed: float = FINITE["lower"], scatter: float = 0.0
 ) -> Deviation | None:
     r"""Deviation of runs from their prediction, at every size in its unit; None where the runs have no standard error.
 
     The mean at size D is ``prediction + deviation + b / D + c / D^2``, fitted by generalized least squares. An unknown b or c is
     a normal variable around 0, with a third of ``allowed`` or ``SECOND`` as its standard deviation. What the sizes cannot
-    separate from the deviation is the allowance for finite size. Near thresholds single runs scatter far more than by
-    ``1 / sqrt(D)``; the allowance then grows with that scatter.
+    separate from the deviation is the allowance for finite size. Near thresholds single runs ``scatter`` far more than by
+    ``1 / sqrt(D)``; the allowance then grows with that.
     """
     points = [point for point in points if len(point.values) > 1]
     if not points:
@@ -108,8 +108,17 @@ def deviation(
     value, b, _ = (float(one) for one in solve @ (means / errors))
     first, second = np.abs(solve[0] / errors @ laws)[1:]
     finite = float(loose * first + (SECOND + (np.abs(known).max() + b) ** 2) * second) + RESOLUTION
-    finite += (spreads[int(np.argmin(inverse))] ** 2 / inverse.min() / SCATTER) ** 3
+    finite += (max(scatter, spreads[int(np.argmin(inverse))] ** 2 / inverse.min()) / SCATTER) ** 3
     return Deviation(value, float(np.linalg.norm(solve[0])), dof, finite)
+
+
+def _scatter(points: Sequence[Point]) -> float:
+    """Variance of single runs at the largest size, relative to the prediction, times D."""
+    points = [point for point in points if len(point.values) > 1 and point.prediction]
+    if not points:
+        return 0.0
+    last, rest = max(zip(points, _less_teachers(points)), key=lambda pair: pair[0].dimension)
+    return float((rest.std(ddof=1) * last.unit / last.prediction) ** 2 * last.dimension)
 
 
 def _less_teachers(points: Sequence[Point]) -> list[Any]:
@@ -159,7 +168,15 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
         relative to the prediction, in standard errors, and which it is. ``no_theory``: why there is no prediction.
     """
     predicted, lost = _predicted(rows)
-    found = {number: deviation(*one, FINITE[find_metric(number.metric).direction]) for number, one in predicted.items()}
+    directions = {number: find_metric(number.metric).direction for number in predicted}
+    # Near a threshold what runs say of their own error is right in some runs and far off in others.
+    wild: dict[float, float] = {}
+    for number in (one for one, direction in directions.items() if direction == "one"):
+        wild[number.alpha] = max(wild.get(number.alpha, 0.0), _scatter(predicted[number][0]))
+    found = {
+        number: deviation(*one, FINITE[directions[number]], wild.get(number.alpha, 0.0))
+        for number, one in predicted.items()
+    }
     reason = min((row["no_theory"] for row in rows if row["no_theory"]), default=None)
     empty = dict.fromkeys(("would_have_seen", "deviation", "deviation_z", "deviation_of"))
     if not predicted:

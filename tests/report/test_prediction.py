@@ -81,6 +81,19 @@ def test_scatter_near_a_threshold_is_finite_size():
     assert found.score(found.finite) == 0
 
 
+@pytest.mark.parametrize(("scatter", "said"), [(0.1, "no"), (2.0, "finite size")])
+def test_runs_whose_own_claims_scatter_are_near_a_threshold(scatter, said):
+    """Errors a third too high at every size, in runs whose Nishimori ratios are right, or right in some and far off in others."""
+    rng = np.random.default_rng(3)
+    rows = simulated(rng, off=0.35, alphas=1)
+    for one in rows:
+        claims = dict(zip(one["values"], (1 + scatter * rng.standard_normal(len(one["values"]))).tolist()))
+        one["also_predicted"] = [
+            {"metric": "nishimori", "component": None, "at": None, "values": claims, "prediction": 1.0, "error": 0.0}
+        ]
+    assert agreement(rows, "mse")["prediction"] == said
+
+
 def test_one_run_says_nothing():
     """It has no standard error."""
     found = agreement(simulated(np.random.default_rng(0), seeds=1), "mse")
