@@ -233,7 +233,7 @@ def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
 
 
 def _about(check: Check) -> JsonObject:
-    return {"kind": check.kind, "check": check.id, "meaning": check.meaning, "false_alarm": check.false_alarm}
+    return {"kind": check.kind, "check": check.id, "meaning": check.meaning}
 
 
 def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
@@ -248,8 +248,6 @@ def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
         table.add_column(ratio=1, overflow="fold")
         for document in documents:
             if document["kind"] == kind:
-                rate = document["false_alarm"]
-                chance = f" (statistical: false alarms below {rate:g})" if rate else ""
-                table.add_row(document["check"], document["meaning"] + chance)
+                table.add_row(document["check"], document["meaning"])
         console.print(titled(table, f"checks of {'an' if kind[0] in 'aeiou' else 'a'} {kind}"), crop=False)
         console.print()

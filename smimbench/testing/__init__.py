@@ -8,8 +8,8 @@ In a test of your own, with pytest:
 ...     check()
 
 In a terminal, ``smimbench check NAME``; in Python, ``check(item)``. Every check has an id and says what its failure means.
-Statistical ones use fixed seeds, so that what passes today passes tomorrow; with a seed of your own a right item fails one of
-them with a probability below ``FALSE_ALARM`` (see ``smimbench.testing.core`` for how the thresholds are set).
+Those that draw use fixed seeds, so that what passes today passes tomorrow; with a seed of your own a right item fails one of
+them with a probability below ``FALSE_ALARM``.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def check(
 
     Examples
     --------
-    >>> [o.status for o in check("gaussian", only=["moments"])]
+    >>> [o.status for o in check("gaussian", only=["nishimori"])]
     ['passed']
     """
     found = contexts(item, seed=seed, parameters=parameters)

@@ -13,7 +13,7 @@ from smimbench.derive import predict
 from smimbench.derive.labels import is_noisy, observable
 from smimbench.interfaces import SYMMETRIES
 from smimbench.interfaces.checks import checked_posterior
-from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, each_model, expect_array, judged, published
+from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, each_model, expect_array, published
 from smimbench.theory.consistency import require_likelihood
 
 if TYPE_CHECKING:
@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.core import MeanTest
 
 POINTS = ((0.6, 0.7), (1.0, 0.15))
-"""Overlap and error of a component at which posteriors are checked."""
-USUAL = (0.5, 0.6)
-"""The same for everything else."""
+"""Overlap and error of a component: at the first everything is checked, at both derivatives of the log-partition."""
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Any, Any]]:
@@ -39,7 +36,7 @@ channel_check = partial(published, ("channel",), cases=_cases)
 
 
 def drawn(
-    context: CheckContext, model: Any, n: int, *key: int, point: tuple[float, float] = USUAL
+    context: CheckContext, model: Any, n: int, *key: int, point: tuple[float, float] = POINTS[0]
 ) -> tuple[Array, Array, Array, Array]:
     """Draw ``V, omega, z, y`` for n samples: ``omega ~ N(0, q I)``, ``z ~ N(omega, V)``."""
     (q, v), P, rng = point, int(context.item.components), context.rng(*key)
@@ -135,23 +132,6 @@ def shapes(context: CheckContext, model: Any, channel: Any) -> None:
             raise CheckFailed("posterior: covariance must be symmetric and positive semidefinite")
 
 
-@published(
-    ("channel",),
-    "A sample's label depends on its neighbours: then it also depends on how the data are cut into chunks. 'nishimori' asks the "
-    "posterior.",
-    cases=each_model,
-)
-def samples(context: CheckContext, model: Any) -> None:
-    """Check that a subset of the samples gives the same results as all samples."""
-    z, part = drawn(context, model, 24, 21)[2], slice(7, 15)
-    if not is_noisy(context.item, z):
-        alone, among = np.asarray(context.item.forward(z[part])), np.asarray(context.item.forward(z))[part]
-        if not np.allclose(alone, among, rtol=1e-9, atol=1e-12):
-            raise CheckFailed(
-                "forward: the label of a sample depends on the other samples, or on random numbers that do not come from rng"
-            )
-
-
 @channel_check(
     "The symmetry that it states is not the one that its labels have: errors are measured after removing that "
     "symmetry, so they would be wrong, and algorithms would start where nothing can be learned."
@@ -227,56 +207,6 @@ def gradient(context: CheckContext, model: Any, point: tuple[float, float]) -> N
         raise CheckFailed(
             f"in a small step log_partition changes by {size:.4g}, g says otherwise by {gap:.2g} ({model.name}, V = {point[1]})"
         )
-
-
-@channel_check(
-    "The posterior mean or second moment of single samples is wrong: brute force (drawing latents until the "
-    "label fits, or weighing them by log_likelihood) finds another one.",
-    around=judged,
-)
-def posterior(context: CheckContext, model: Any, channel: Any, test: MeanTest) -> None:
-    """Check posterior means by rejection sampling (few label values) or importance sampling (with a likelihood)."""
-    for number, point in enumerate(POINTS):
-        V, omega, _, y = drawn(context, model, 8, 101, number, point=point)
-        found = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(102))
-        slack = 8 * float(found.error) * math.sqrt(point[1])
-        for i, label in enumerate(y):
-            z = (
-                np.linalg.cholesky(V) @ context.rng(103, number, i).standard_normal((20_000, *omega.shape[1:]))
-                + omega[i]
-            )
-            weights = _importance_weights(context, z, label, context.rng(104, number, i))
-            if weights.sum() ** 2 < 200 * np.sum(weights**2):
-                continue  # too few draws fit this label to say anything
-            shown = np.array2string(label, precision=3, threshold=6).replace("\n", " ")
-            where = f"of a sample with label {shown} at {model.name}, V = {point[1]}"
-            flat = z.reshape(len(z), -1)
-            outer = (flat[:, :, None] * flat[:, None, :]).reshape(len(z), -1)
-            moment, size = found.second_moment[i].ravel(), 1 + np.abs(omega[i]).max()
-            _compare_weighted(test, f"E[z | y] {where}", flat, weights, found.mean[i].ravel(), slack)
-            _compare_weighted(test, f"E[z z^T | y] {where}", outer, weights, moment, 4 * slack * size)
-
-
-def _importance_weights(context: CheckContext, z: Array, label: Array, rng: np.random.Generator) -> Array:
-    labels = np.asarray(context.item.forward(z, rng=rng)).reshape(len(z), -1)
-    if label.dtype.kind in "iub" or len(np.unique(labels[:200], axis=0)) < 50:
-        return np.all(labels == label.ravel(), axis=1).astype(float)
-    if context.item.log_likelihood is not None:
-        logs = np.asarray(context.item.log_likelihood(np.broadcast_to(label, (len(z), *label.shape)), z), dtype=float)
-        return np.asarray(np.exp(logs - logs.max()))
-    raise CheckSkipped(
-        "this check needs discrete labels or a log_likelihood; the check 'nishimori' tests the posterior instead"
-    )
-
-
-def _compare_weighted(test: MeanTest, what: str, values: Array, weights: Array, target: Array, slack: float) -> None:
-    """Compare by self-normalised importance sampling (n, K), with the usual standard error of a ratio."""
-    share = weights / weights.sum()
-    mean = share @ values
-    away = (values - mean) ** 2
-    # A ratio is biased by about its variance over the mean; the effective number of draws says how much.
-    bias = np.sqrt(share @ away) * np.sum(share**2)
-    test.add(what, mean, target, np.sqrt(share**2 @ away), slack + bias, 1 / np.sum(share**2) - 1)
 
 
 @channel_check("The derivative of the label that gradient methods use is wrong.")

@@ -111,7 +111,7 @@ class CheckContext:
         CheckFailed
         """
         try:
-            test(self.problem(model), **options)
+            test(self.problem(model), seed=self.seed, **options)
         except ProblemError as error:
             raise CheckFailed(error.message.partition("; no theory is made")[0]) from None
 

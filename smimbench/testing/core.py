@@ -1,9 +1,4 @@
-"""Framework of published checks: how a check is defined and run, time limits, outcomes, statistical tests, array tests.
-
-Statistical checks draw from fixed seeds, so that a check that passes today passes tomorrow. Their thresholds are two-sided
-quantiles of Student's t law for the whole set of numbers that one check looks at (Bonferroni) at ``NOMINAL_RATE``. The rate
-that is promised for another seed, ``FALSE_ALARM``, is a hundred times that: room for means that are not quite Gaussian.
-"""
+"""Framework of published checks: how a check is defined and run, time limits, outcomes, means of draws, array tests."""
 
 from __future__ import annotations
 
@@ -27,7 +22,6 @@ from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import Backend
 from smimbench.files import error_line
 from smimbench.interfaces import Capabilities
-from smimbench.numerics.statistics import normal_score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 FALSE_ALARM = 1e-4
-"""Upper bound of the probability that a correct item fails one statistical check with another seed."""
+"""Upper bound of the probability that a right item fails one check with another seed."""
 
 NOT_RUN = "not run, because"
 """How the message begins of a check that needs another one."""
@@ -72,8 +66,6 @@ class Check:
         ``"model"``, ``"channel"``, ``"prior"``, ``"metric"`` or ``"algorithm"``.
     meaning : str
         What a failure means, in a sentence.
-    false_alarm : float
-        Upper bound of the probability that a right item fails with a seed of your own; 0 where nothing is left to chance.
     required : bool
         Whether checks after it would only stumble over the same mistake: they are skipped if it fails.
     """
@@ -81,7 +73,6 @@ class Check:
     id: str
     kind: str
     meaning: str
-    false_alarm: float
     function: Callable[[Any], None] = field(repr=False, compare=False)
     required: bool = False
 
@@ -140,7 +131,7 @@ class Outcome:
     """The outcome of one check of one item.
 
     ``status`` is ``"passed"``, ``"failed"`` or ``"skipped"``; ``message`` says what was found, or why it was skipped, and is
-    empty if passed. ``meaning`` and ``false_alarm`` are those of the check.
+    empty if passed.
     """
 
     item: str
@@ -148,7 +139,6 @@ class Outcome:
     status: str
     message: str
     meaning: str
-    false_alarm: float
     seconds: float
 
 
@@ -163,7 +153,7 @@ def run_check(check: Check, context: Any) -> Outcome:
     except CheckSkipped as error:
         status, message = "skipped", str(error)
     seconds = time.perf_counter() - begin
-    return Outcome(context.label, check.id, status, message, check.meaning, check.false_alarm, seconds)
+    return Outcome(context.label, check.id, status, message, check.meaning, seconds)
 
 
 def capabilities_of(item: Any) -> Capabilities:
@@ -196,7 +186,7 @@ def published(
         From a ``CheckContext`` to the tuples of arguments with which the function is called, one after the other.
     around : callable
         ``around(context, run)`` calls ``run(*more)``, which goes through the cases; ``more`` are further arguments of the
-        function: see ``judged``, ``elsewhere`` and ``in_single_precision``.
+        function: see ``elsewhere`` and ``in_single_precision``.
     required : bool
         Whether the checks after it are skipped if it fails.
     """
@@ -210,8 +200,8 @@ def published(
 
             around(context, run)
 
-        id, rate = function.__name__, FALSE_ALARM if around is judged else 0.0
-        PUBLISHED.update({(kind, id): Check(id, kind, meaning, rate, check, required) for kind in kinds})
+        id = function.__name__
+        PUBLISHED.update({(kind, id): Check(id, kind, meaning, check, required) for kind in kinds})
         return function
 
     return decorate
@@ -221,13 +211,6 @@ def each_model(context: Any) -> Iterator[tuple[Any]]:
     """Test cases: the models that the item works for."""
     for model in context.models:
         yield (model,)
-
-
-def judged(_: Any, run: Callable[..., None]) -> None:
-    """Statistical check: collect means from all cases in one test, and evaluate it after the last case."""
-    test = MeanTest()
-    run(test)
-    test.judge()
 
 
 def in_single_precision(context: Any, run: Callable[..., None]) -> None:
@@ -261,52 +244,27 @@ def elsewhere(context: Any, run: Callable[..., None]) -> None:
         run(Backend(name, array_api_strict, "float64"))
 
 
-NOMINAL_RATE = 1e-6
-"""Probability that one check fails by chance if its means are Gaussian. Doubled, thresholds fall by about 0.1 standard errors."""
-
-ROUNDING = 1e-12
-"""Differences below this are rounding. Doubled, a bias of that size goes unseen."""
+BEYOND = 6.0
+"""Standard errors that a mean may be away from its value; doubled, biases twice as large go unseen. Means are not quite Gaussian:
+chance is that far off more often than once in 10^9 numbers, but less often than ``FALSE_ALARM`` in a check."""
 
 
-class MeanTest:
-    """Numbers that must vanish up to chance and a stated numerical error, tested together."""
+def expect_mean(what: str, samples: Any, target: Any = 0.0, allowance: float = 0.0) -> None:
+    """Check that the means of independent samples (n, ...) are ``target`` within ``allowance``."""
+    samples = np.asarray(samples, dtype=float)
+    expect_value(what, samples.mean(axis=0), target, samples.std(axis=0, ddof=1) / math.sqrt(len(samples)), allowance)
 
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, float, float, float, float]] = []
 
-    def mean(self, what: str, samples: Any, target: Any = 0.0, *, allowance: Any = 0.0) -> None:
-        """Add independent samples (n, ...) whose means must be ``target`` within ``allowance``."""
-        samples = np.asarray(samples, dtype=float)
-        error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
-        self.add(what, samples.mean(axis=0), target, error, allowance, len(samples) - 1)
-
-    def add(self, what: str, value: Any, target: Any, error: Any, allowance: Any = 0.0, dof: float = 1e9) -> None:
-        """Add numbers with their standard errors; all arguments but ``dof`` may be arrays."""
-        columns: Sequence[Array] = np.broadcast_arrays(value, target, error, allowance)
-        for place in np.ndindex(columns[0].shape):
-            found, wanted, sem, slack = (float(column[place]) for column in columns)
-            name = what + (f"[{', '.join(map(str, place))}]" if place else "")
-            if not all(map(math.isfinite, (found, wanted, sem))):
-                raise CheckFailed(f"{name} is {found:.4g} +- {sem:.2g}: not a finite number")
-            # Rounding is no chance: everything that is compared here is made of numbers of order one.
-            gap = max(0.0, abs(found - wanted) - slack - ROUNDING)
-            score = gap / sem if sem > 0 else (math.inf if gap > 0 else 0.0)
-            self.rows.append((name, found, wanted, sem, normal_score(score, dof)))
-
-    def judge(self) -> None:
-        """Raise CheckFailed if the largest deviation is too large for chance."""
-        from scipy.special import ndtri
-
-        if not self.rows:
-            raise CheckSkipped("the check found no numbers to compare")
-        threshold = float(-ndtri(NOMINAL_RATE / (2 * len(self.rows))))
-        what, value, target, error, score = max(self.rows, key=lambda row: row[-1])
-        if score > threshold:
-            bad = sum(row[-1] > threshold for row in self.rows)
-            raise CheckFailed(
-                f"{what} is {value:.4g} +- {error:.1g}, must be {target:.4g}: {min(score, 999):.3g} standard errors away "
-                f"({bad} of {len(self.rows)} numbers beyond {threshold:.2f})"
-            )
+def expect_value(what: str, value: Any, target: Any, error: Any, allowance: float = 0.0) -> None:
+    """Check numbers with standard errors, all of which may be arrays, against what they must be within ``allowance``."""
+    value, target, error = (np.ravel(part) for part in np.broadcast_arrays(value, target, error))
+    over = np.abs(value - target) - BEYOND * error - allowance - 1e-12  # numbers of order one: less is rounding
+    if not (over <= 0).all():
+        k = int(np.argmax(np.where(np.isnan(over), np.inf, over)))
+        raise CheckFailed(
+            f"{what} is {value[k]:.4g} +- {error[k]:.1g}, must be {target[k]:.4g}: {np.sum(~(over <= 0))} of {len(over)} numbers "
+            f"are more than {BEYOND:g} standard errors away"
+        )
 
 
 class Call(NamedTuple):

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.testing.context import shipped
-from smimbench.testing.core import Call, CheckFailed, Draw, expect_array, judged, published
+from smimbench.testing.core import Call, CheckFailed, Draw, expect_array, expect_mean, published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.core import MeanTest
 
 model_check = partial(published, ("model",), cases=lambda context: [(context.item,)])
 
@@ -134,29 +133,25 @@ def chunks(context: CheckContext, model: Any) -> None:
 
 @model_check(
     "Latents do not have the overlap as their covariance, the same at all sites: every channel and all of "
-    "theory is built on that.",
-    around=judged,
+    "theory is built on that."
 )
-def latents(context: CheckContext, model: Any, test: MeanTest) -> None:
+def latents(context: CheckContext, model: Any) -> None:
     """Check ``E z_pc = 0`` and ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` over inputs, for a fixed signal."""
     X, S, _ = drawn(context, 20_000, 2, 40, 31)
     flat = np.asarray(model.forward(X, S)).reshape(len(X), -1)
     wanted = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
     scale = np.sqrt(np.diagonal(wanted))
-    test.mean("mean of the latents in units of their width", flat / scale)
+    expect_mean("mean of the latents in units of their width", flat / scale)
     unit = scale[:, None] * scale
-    test.mean("covariance of the latents", flat[:, :, None] * flat[:, None, :] / unit, wanted / unit)
+    expect_mean("covariance of the latents", flat[:, :, None] * flat[:, None, :] / unit, wanted / unit)
 
 
-@model_check(
-    "draw_noise has not unit size: denoisers are checked and started at another noise than they are told.",
-    around=judged,
-)
-def noise(context: CheckContext, model: Any, test: MeanTest) -> None:
+@model_check("draw_noise has not unit size: denoisers are checked and started at another noise than they are told.")
+def noise(context: CheckContext, model: Any) -> None:
     """Check ``E inner(Z, Z) = I``, up to what vanishes with D."""
     D = 60
     rows = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
-    test.mean("inner(Z, Z)", [model.inner(z, z) for z in rows], np.eye(2), allowance=2 / D)
+    expect_mean("inner(Z, Z)", [model.inner(z, z) for z in rows], np.eye(2), allowance=2 / D)
 
 
 @model_check("A symmetry is not removed, or something else is: errors are wrong for every algorithm.")

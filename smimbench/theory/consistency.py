@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.derive.labels import is_noisy
 from smimbench.derive.prior import why_theory_only
 from smimbench.derive.sampled_information import POINTS, SCRAMBLES, sampled_moments
 from smimbench.files import attempt, error_line
@@ -26,7 +27,7 @@ from smimbench.interfaces import Posterior, Uncertain
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.numerics.statistics import DETECTED, FEWEST_EFFECTIVE, effective_sample_size
+from smimbench.numerics.statistics import DETECTED, FEWEST_EFFECTIVE, controlled_mean, effective_sample_size
 from smimbench.problem.problem import ProblemError
 from smimbench.theory.generalization import KINDS, sampled_errors
 from smimbench.theory.information import inverse_map, overlap_error_at, prior_moments
@@ -48,19 +49,32 @@ RATIOS = 1 << 16
 SCORES, SUSPECT = 6.0, 4.0
 """Standard errors that chance is allowed: of a mean over few draws, and where a test is repeated with other samples before it
 counts (chance is that far off twice once in 10^8 tests). Doubled, errors twice as large pass."""
+PARTS = 64
+"""Parts of the draws whose spread is the error of a mean; doubled, it is known 1.4 times better, and regressions fit longer."""
 FORMULA, SMALLEST, ROUNDING, SUMMED = 1e-3, 1e-3, 1e-9, 1e-5
 """Relative difference of a formula from draws that always passes; unknown part of the signal below which points are not tested,
 for hardly any label tells there; differences that are rounding, of numbers and of sums. Doubled, errors twice as
 large pass; fewer points are tested."""
 
 
-def require_consistent(problem: Problem, kinds: Sequence[str] | None = None, *, clock: Callable[[], float]) -> None:
+def require_consistent(
+    problem: Problem,
+    kinds: Sequence[str] | None = None,
+    components: int | None = None,
+    seed: int = 0,
+    *,
+    clock: Callable[[], float],
+) -> None:
     """Test the channel and the prior of a problem.
 
     Parameters
     ----------
     kinds : sequence of str or None
         ``"channel"``, ``"prior"`` or both; None: those that are not smimbench's own.
+    components : int or None
+        Of the signals with which the prior is tested; None: those of the problem.
+    seed : int
+        Of all draws.
     clock : callable
         Seconds, to decide how many samples are drawn: ``time.perf_counter``.
 
@@ -69,19 +83,23 @@ def require_consistent(problem: Problem, kinds: Sequence[str] | None = None, *, 
     ProblemError
         In one line: which item, which test, what was found.
     """
-    P = problem.components
+    P = components or problem.components
     if kinds is None:
         kinds = [kind for kind in ("prior", "channel") if _is_third_party(problem, kind)]
     if "prior" in kinds:
-        prior = _PriorTest(problem, clock)
-        signal = prior.ask("sample", monte_carlo_rng("consistency: signal, form"), P, prior.fewest)
+        prior = _PriorTest(problem, clock, seed)
+        signal = prior.ask("sample", prior.rng("signal, form"), P, prior.fewest)
         prior.denoised(np.asarray(signal, dtype=float), np.eye(P))  # moments may be derived from it
         spread = np.asarray(prior.ask("second_moment", P)) - np.asarray(prior.ask("mean_overlap", P))
+        unlike = np.diag(np.sqrt(1 + np.arange(P)))  # more is known of one component than of another
         for point, ratio in enumerate(INFORMATION):
-            prior.check(ratio * np.linalg.inv(spread), f"{ratio:g} / variance", point)
+            prior.check(ratio * unlike @ np.linalg.inv(spread) @ unlike, f"{ratio:g} / variance", point)
+        blind = np.asarray(prior.ask("overlap", 1e-9 * np.linalg.inv(spread)).V)
+        if not np.allclose(blind, spread, rtol=0, atol=0.01 * spread.max()):
+            raise prior.fail("overlap: V must be second_moment - mean_overlap where nothing is known")
     if "channel" in kinds:
-        require_likelihood(problem)
-        second, channel = prior_moments(problem)[0], _ChannelTest(problem, clock)
+        require_likelihood(problem, seed)
+        second, channel = prior_moments(problem)[0], _ChannelTest(problem, clock, seed)
         for point, known in enumerate(KNOWN):
             channel.check(known * second, (1 - known) * second, point)
 
@@ -93,7 +111,9 @@ def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]],
     ------
     ProblemError
     """
-    tests = [test(problem, clock, 0.25) for test in (_ChannelTest, _PriorTest) if _is_third_party(problem, test.kind)]
+    tests = [
+        test(problem, clock, share=0.25) for test in (_ChannelTest, _PriorTest) if _is_third_party(problem, test.kind)
+    ]
     if not tests or not points:
         return
     second, bottom = prior_moments(problem)
@@ -123,7 +143,7 @@ def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]],
                 test.check(Qhat, f"{np.diagonal(Qhat).max():.3g}", len(INFORMATION) + int(index))
 
 
-def require_likelihood(problem: Problem) -> None:
+def require_likelihood(problem: Problem, seed: int = 0) -> None:
     r"""Test, before anything is integrated, that ``log_likelihood`` describes the labels that ``forward`` draws.
 
     For any latents ``z`` and ``z'``, whatever the normalisation in y,
@@ -138,14 +158,14 @@ def require_likelihood(problem: Problem) -> None:
     """
     if problem.channel.log_likelihood is None:
         return
-    item = _ChannelTest(problem, lambda: 0.0)
+    item = _ChannelTest(problem, lambda: 0.0, seed)
     shape = (RATIOS, problem.components, problem.model.sites)
     root = symmetric_root(prior_moments(problem)[0])
     for again in ("", ", again"):
-        rng = monte_carlo_rng(f"consistency: likelihood{again}")
+        rng = item.rng(f"likelihood{again}")
         z = root @ rng.standard_normal(shape)
         direction = root @ rng.choice([-1.0, 1.0], shape)
-        y = item.ask("forward", z, rng=monte_carlo_rng(f"consistency: labels of the likelihood{again}"))
+        y = item.ask("forward", z, rng=item.rng(f"labels of the likelihood{again}"))
 
         def log_likelihood(latents: Array, y: Array = y) -> Array:
             with np.errstate(all="ignore"):
@@ -192,9 +212,13 @@ class _Test:
     kind = "channel"
     fewest, most, seconds = 64, 1 << 18, 0.5
 
-    def __init__(self, problem: Problem, clock: Callable[[], float], share: float = 1.0) -> None:
-        self.problem, self.clock, self.share = problem, clock, share
+    def __init__(self, problem: Problem, clock: Callable[[], float], seed: int = 0, share: float = 1.0) -> None:
+        self.problem, self.clock, self.seed, self.share = problem, clock, seed, share
         self.item, self.name = getattr(problem, self.kind), problem.spec[self.kind]["name"]
+
+    def rng(self, purpose: str, *index: int) -> np.random.Generator:
+        """Random generator for a purpose."""
+        return monte_carlo_rng(f"consistency: {purpose}", *index, *[self.seed] * (self.seed > 0))
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the item; its errors become one line."""
@@ -209,13 +233,12 @@ class _Test:
         return ProblemError(f"{self.kind} {self.name!r}", line)
 
     def wrong_means(
-        self, where: str, tests: dict[str, Array], scores: float, slack: float, sees: str = ""
+        self, where: str, means: dict[str, tuple[Host, Host]], scores: float, slack: float, sees: str = ""
     ) -> dict[str, str]:
-        """Samples (n, P) whose means are not 0, in words, by what is wrong, where and in which direction."""
+        """Means (P,) with their standard errors that are not 0, in words, by what is wrong, where and in which direction."""
         found = {}
-        for what, samples in tests.items():
-            mean, sem = samples.mean(0), _standard_error(samples)
-            for a in np.flatnonzero(~(np.abs(mean) <= scores * sem + 2 * slack + ROUNDING)):
+        for what, (mean, sem) in means.items():
+            for a in np.flatnonzero(~(np.abs(mean) <= scores * sem + slack + ROUNDING)):
                 of = f" of component {a + 1}" if len(mean) > 1 else ""
                 found[f"{what} {a} {mean[a] < 0}"] = (
                     f"{where}: {what}{of}: {mean[a]:.4g} +- {sem[a]:.1g} should be 0{sees}"
@@ -299,10 +322,10 @@ class _ChannelTest(_Test):
         h times functions of u, whose mean is zero whatever the posterior, make their standard errors smaller.
         """
         P, C = self.problem.components, self.problem.model.sites
-        u, h = monte_carlo_rng(f"consistency: latents{again}", point).standard_normal((2, count, P, C))
+        u, h = self.rng(f"latents{again}", point).standard_normal((2, count, P, C))
         omega = symmetric_root(Q) @ u
         z = omega + symmetric_root(V) @ h
-        y = self.ask("forward", z, rng=monte_carlo_rng(f"consistency: labels{again}", point))
+        y = self.ask("forward", z, rng=self.rng(f"labels{again}", point))
         if np.shape(y)[:1] != (count,):
             raise self.fail(f"forward must return one label per sample, ({count}, ...), got shape {np.shape(y)}")
         found, second = self._posterior(y, omega, V, point)
@@ -313,7 +336,7 @@ class _ChannelTest(_Test):
             return {}, (z, omega)  # hardly any label says anything: chance decides
         # Any function of the label will do: a bounded one of a random direction in which labels differ.
         flat = np.nan_to_num(np.asarray(y, dtype=float).reshape(count, -1))
-        rng = monte_carlo_rng("consistency: directions", point)
+        rng = self.rng("directions", point)
         label = flat @ (rng.standard_normal(flat.shape[1]) / (flat.std(0) + 1e-300))
         label = np.tanh((label - label.mean()) / (label.std() + 1e-300))[:, None]
         direction = rng.standard_normal(C)
@@ -347,16 +370,16 @@ class _ChannelTest(_Test):
             each = np.diagonal(white @ own @ white, axis1=1, axis2=2)
             tests[wrong] = averaged(left, left) - each
             tests[f"{wrong}, nor what the labels leave of V"] = averaged(h, h) - averaged(shift, shift) - each
-        tests = _less_regression(tests, zeros)
+        means = _means(tests, zeros)
         if second is None:  # the spread of an averaged covariance is not known, nor how it follows others
-            tests[wrong] = averaged(left, left) - np.diagonal(white @ covariance @ white)
+            means |= _means({wrong: averaged(left, left) - np.diagonal(white @ covariance @ white)})
         size = np.maximum(averaged(shift, shift).mean(0), 1e-300)
-        percent = 100 * DETECTED * float(np.max(_standard_error(tests[law]) / size))
+        percent = 100 * DETECTED * float(np.max(means[law][1] / size))
         sees = (
             f" (a step of the mean from omega that is {percent:.1g}% off is seen here; less is not, nor what is wrong for rare "
             "labels alone, nor a law that forward and posterior share)"
         )
-        failed = self.wrong_means(where, tests, SUSPECT, stated, sees)
+        failed = self.wrong_means(where, means, SUSPECT, 2 * stated, sees)
         if gap > SUMMED + 8 * stated:
             failed["covariance"] = (
                 f"{where}: its covariance differs by {gap:.2g} of V from what its own second moments say"
@@ -366,7 +389,7 @@ class _ChannelTest(_Test):
     def _posterior(self, y: Array, omega: Array, V: Array, point: int) -> tuple[Posterior, Array | None]:
         """The posterior of the labels, its shapes checked, and its second moment if theory uses it."""
         sampled = self.item.information is None or self.item.susceptibility is None
-        rng = monte_carlo_rng("consistency: posterior", point)
+        rng = self.rng("posterior", point)
         found = self.ask("posterior", y, omega, V, second_moment=sampled, rng=rng)
         second = found.second_moment if sampled and isinstance(found, Posterior) else None
         try:
@@ -381,16 +404,22 @@ class _ChannelTest(_Test):
         return found, second
 
     def _same_alone(self, z: Array, omega: Array, V: Array, point: int) -> None:
-        """The posterior of a sample must not depend on other samples, nor on earlier calls."""
+        """Label and posterior of a sample must not depend on other samples, nor on earlier calls."""
+        half = len(z) // 2
+        if not is_noisy(self.item, z):
+            alone, among = self.item.forward(z[:half]), self.item.forward(z)[:half]
+            if not np.allclose(alone, among, rtol=1e-9, atol=1e-12):
+                raise self.fail(
+                    "forward: a label depends on other samples, or on random numbers that do not come from rng"
+                )
 
-        def mean(count: int, seed: str) -> tuple[Array, float]:
-            y = self.item.forward(z, rng=monte_carlo_rng("consistency: labels", point))
-            rng = monte_carlo_rng(f"consistency: {seed}", point)
-            found = self.item.posterior(y[:count], omega[:count], V, rng=rng)
-            return np.asarray(found.mean)[: len(z) // 2], _stated_error(found)
+        def mean(count: int, purpose: str = "alone") -> tuple[Array, float]:
+            y = self.item.forward(z, rng=self.rng("labels", point))
+            found = self.item.posterior(y[:count], omega[:count], V, rng=self.rng(purpose, point))
+            return np.asarray(found.mean)[:half], _stated_error(found)
 
-        (whole, stated), (again, _), (other, _) = (mean(len(z), f"alone{seed}") for seed in ("", "", ", otherwise"))
-        part, error = mean(len(z) // 2, "alone")
+        (whole, stated), (again, _), (other, _) = mean(len(z)), mean(len(z)), mean(len(z), "alone, otherwise")
+        part, error = mean(half)
         scale = math.sqrt(float(np.diagonal(V).max()))
         if np.abs(whole - again).max() > 1e-6 * scale:
             raise self.fail("posterior: asked twice with the same arguments, it gives two different means")
@@ -399,16 +428,16 @@ class _ChannelTest(_Test):
             raise self.fail("posterior: the mean of a sample depends on the other samples")
 
 
-def _less_regression(tests: dict[str, Array], zeros: Sequence[Array]) -> dict[str, Array]:
-    """Samples (n, P) less their regression, by component, on samples whose means are exactly 0."""
-    samples, controls = (np.stack(list(parts), axis=2) for parts in (tests.values(), zeros))
-    if len(samples) < FEWEST_EFFECTIVE * len(zeros):
-        return tests  # a fit to so few would flatter their error
-    for a in range(samples.shape[1]):
-        centred = controls[:, a] - controls[:, a].mean(0)
-        slopes = np.linalg.lstsq(centred.T @ centred, centred.T @ samples[:, a], rcond=None)[0]
-        samples[:, a] -= controls[:, a] @ slopes
-    return dict(zip(tests, np.moveaxis(samples, 2, 0)))
+def _means(tests: dict[str, Array], zeros: Sequence[Array] = ()) -> dict[str, tuple[Host, Host]]:
+    """Means (P,) and standard errors of samples (n, P), with less variance by samples (n, P) whose means are exactly 0."""
+    samples, controls = np.stack(list(tests.values())), np.stack(zeros) if zeros else np.zeros((0,))
+    _, n, P = samples.shape
+    found = []
+    for a in range(P):
+        own = samples[:, :, a].T, controls[:, :, a].T if zeros else np.zeros((n, 0))
+        found.append(controlled_mean(*(np.array_split(one, min(n, PARTS)) for one in own)))
+    means, errors = np.swapaxes(found, 0, 1)
+    return {what: (means[:, k], errors[:, k]) for k, what in enumerate(tests)}
 
 
 def _stated_error(found: Any) -> float:
@@ -416,8 +445,11 @@ def _stated_error(found: Any) -> float:
     return float(error) if math.isfinite(error) else 0.0
 
 
+MOMENT = "second_moment is not that of the signals"
+
+
 class _PriorTest(_Test):
-    """The denoiser of a prior, and its map.
+    """The law of a prior: its moments, its denoiser and its map.
 
     As many vectors are drawn as time allows, or ten matrices. With five draws chance is beyond ``SCORES`` standard errors once in
     250 comparisons; with ten, once in 5,000.
@@ -426,65 +458,83 @@ class _PriorTest(_Test):
     kind = "prior"
     seconds, draws = 1.0, 10
 
-    def __init__(self, problem: Problem, clock: Callable[[], float], share: float = 1.0) -> None:
-        super().__init__(problem, clock, share)
+    def __init__(self, problem: Problem, clock: Callable[[], float], seed: int = 0, share: float = 1.0) -> None:
+        super().__init__(problem, clock, seed, share)
         self.vectors = problem.model.rank == "low"
-        self.fewest, self.most = (2000, 128_000) if self.vectors else (240, 240)
+        self.fewest, self.most = (2000, 64_000) if self.vectors else (240, 240)
         # Values of a discrete prior that are hardly ever confused may be in no draw at all; matrices are of finite size.
         self.allowance = 3.0 / self.draws if self.vectors else 3.0
 
     def check(self, Qhat: Host, at: str, point: int) -> None:
-        """Test the prior at a Qhat; ``point`` numbers the draws."""
-        (stated, dimension), _ = self.grown(partial(self._wrong, Qhat, f"denoise at Qhat = {at}", point))
-        P = self.problem.components
-        second, bottom = prior_moments(self.problem)
+        """Test the prior at a Qhat (P, P); ``point`` numbers the draws."""
+        (stated, dimension), _ = self.grown(partial(self._wrong, Qhat, f"Qhat = {at}", point))
+        P, (second, bottom) = len(Qhat), prior_moments(self.problem, len(Qhat))
         mapped = self.ask("overlap", Qhat[None, ...])
         Q, V = (self.finite(f"overlap: {name}", getattr(mapped, name, None), (1, P, P))[0] for name in ("Q", "V"))
         if not np.allclose(Q + V, second, rtol=1e-6, atol=1e-9):
             raise self.fail("overlap: Q + V must be the second moment of the signal")
-        claimed, error = np.diagonal(V) / np.diagonal(second - bottom), _standard_error(stated)
+        claimed, error = V.sum(1) / np.diagonal(second - bottom), _standard_error(stated)
         slack = SCORES * error + self.allowance / dimension + 3 * overlap_error_at(self.problem, Qhat)
         self.require(f"overlap at Qhat = {at}: V in units of the variance", claimed, stated.mean(0), error, slack)
 
     def _wrong(
         self, Qhat: Host, where: str, point: int, dimension: int, again: str
     ) -> tuple[dict[str, str], tuple[Host, int]]:
-        """Failures of the denoiser's tests, the error that it states (draws, P) in units of the variance, and the dimension."""
-        model, P = self.problem.model, self.problem.components
-        second, bottom = prior_moments(self.problem)
-        spread = np.diagonal(second - bottom)
+        r"""Failures of the prior's tests, the error that it states (draws, P) in units of the variance, and the dimension.
+
+        The error of a posterior mean has mean zero with every function of the input R. With R itself it says that the response
+        of the estimate to R is ``V Qhat``, because ``E <Z, f(R)>`` is the mean derivative of f along the noise Z. Products
+        are those of a component with the sum of all.
+        """
+        model, P = self.problem.model, len(Qhat)
+        second, bottom = prior_moments(self.problem, P)
+        spread, square = np.diagonal(second - bottom), np.diagonal(second)
         root = symmetric_root(np.linalg.inv(Qhat))
-        rows: list[list[Array]] = []
+        # The best linear estimate stands for R, which is large where little is known.
+        linear = np.linalg.inv(np.linalg.inv(second - bottom) + Qhat) @ Qhat
+        mean = np.asarray(self.ask("mean", P, dimension), dtype=float)
+        constant = np.ones_like(mean) if self.vectors else mean
+
+        def product(one: Array, other: Array) -> Array:
+            total = other.sum(0)
+            if self.vectors:  # a mean over a few entries is as good a sample as an entry
+                return np.asarray(
+                    np.einsum("pkd,kd->kp", one.reshape(P, 5, -1), total.reshape(5, -1)) / (dimension / 5)
+                )
+            return np.diagonal(model.inner(one, np.broadcast_to(total, other.shape)))[None]
+
+        rows: list[dict[str, Array]] = []
         stated = []
         for k in range(self.draws):
-            rng = monte_carlo_rng(f"consistency: signal{again}", point, k)
+            rng = self.rng(f"signal{again}", point, k)
             signal = np.asarray(self.ask("sample", rng, P, dimension), dtype=float)
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
             found = self.denoised(R, Qhat)
-            gap, mean = signal - found.estimate, np.asarray(self.ask("mean", P, dimension), dtype=float)
-            stated.append(np.diagonal(np.asarray(found.V)) / spread)
+            gap = signal - found.estimate
+            stated.append(np.asarray(found.V).sum(1) / spread)
+            known = {
+                "the estimate is not the mean of the law it was drawn from": found.estimate - mean,
+                "the response of the estimate to its input is not V Qhat": np.tensordot(linear, R - mean, axes=1),
+            }
             if self.vectors:
-                tanh = np.tanh(R / np.sqrt(np.diagonal(second))[:, None])
-                products = [factor.T / spread for factor in (gap * (found.estimate - mean), gap * gap, gap, gap * tanh)]
-            else:
-                inner = [model.inner(gap, one) for one in (found.estimate - mean, gap)]
-                products = [(np.diagonal(one) / spread)[None] for one in inner]
-            products[1] = products[1] - stated[-1]
-            rows.append(products)
-        words = (
-            "the estimate is not the mean of the law it was drawn from",
-            "the error V that it returns is not that of its estimates",
-            "the estimate has not the mean of the signal",
-            "the estimate overlooks what the input tells",
-        )
-        tests = {what: np.concatenate(samples) for what, samples in zip(words, zip(*rows))}
-        slack = self.allowance / dimension / 2
-        failed = self.wrong_means(where, tests, SUSPECT if self.vectors else SCORES, slack)
-        return failed, (np.array(stated), dimension)
+                known["the estimate has not the mean of the signal"] = constant
+                known["the estimate overlooks what the input tells"] = np.tanh(R / np.sqrt(square)[:, None])
+            row = {what: product(gap, one) / spread for what, one in known.items()}
+            row["the error V that it returns is not that of its estimates"] = product(gap, gap) / spread - stated[-1]
+            row[MOMENT] = (product(signal, signal) - second.sum(1)) / square
+            row["mean is not that of the signals"] = product(signal - mean, constant) / square
+            row["mean_overlap is not that of the mean with itself"] = (product(mean, mean) - bottom.sum(1)) / square
+            rows.append(row)
+        means = _means({what: np.concatenate([row[what] for row in rows]) for what in rows[0]})
+        # A moment that is simulated has the error of the map where nothing is known.
+        moment, sem = means[MOMENT]
+        means[MOMENT] = moment, np.hypot(sem, overlap_error_at(self.problem, 1e-9 * np.linalg.inv(second - bottom)))
+        scores = SUSPECT if self.vectors else SCORES
+        return self.wrong_means(where, means, scores, self.allowance / dimension), (np.array(stated), dimension)
 
     def denoised(self, R: Array, Qhat: Array) -> Any:
         """The result of denoise, its shapes and types checked."""
-        P = self.problem.components
+        P = len(Qhat)
         found = self.ask("denoise", R, Qhat)
         for name, shape in (("estimate", R.shape), ("V", (P, P))):
             value = getattr(found, name, None)

@@ -175,9 +175,9 @@ def overlap_error_at(problem: Problem, qhat: Array) -> float:
     return float(stated(np.asarray(qhat, dtype=float)) if callable(stated) else stated)
 
 
-def prior_moments(problem: Problem) -> tuple[Host, Host]:
-    """Second moment of the signal and self-overlap of the prior mean, (P, P) each."""
-    P, prior = problem.components, problem.prior
+def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host, Host]:
+    """Second moment of the signal and self-overlap of the prior mean, (P, P) each, of so many components (None: its own)."""
+    P, prior = components or problem.components, problem.prior
     return np.asarray(prior.second_moment(P), dtype=float), np.asarray(prior.mean_overlap(P), dtype=float)
 
 

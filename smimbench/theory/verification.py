@@ -9,25 +9,34 @@ holds if
 
 The first mean asks the posterior alone, the second one the teacher. Nothing that makes theory precise is used here: no control
 variates, no weights, no quasi-random points, no formula for the information, no interpolation. So numbers are coarse, and their
-standard errors are those of independent draws.
+standard errors are those of independent draws. The MSE of the fixed point takes the slopes of theory: they only say what a
+difference of Qhat means for it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.derive.labels import predict_twice
 from smimbench.derive.prior import why_theory_only
-from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_logarithm, symmetric_root
+from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.numerics.statistics import DETECTED, FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.generalization import FAINT
-from smimbench.theory.information import inverse_map, overlap_at, overlap_error_at, prior_moments
+from smimbench.theory.information import (
+    channel_information,
+    inverse_map,
+    offers_rough,
+    overlap_at,
+    overlap_error_at,
+    prior_moments,
+)
 from smimbench.theory.types import NOTHING
 
 if TYPE_CHECKING:
@@ -46,13 +55,11 @@ CHUNK, SHARING = 5_000, 1_000
 """Draws that are held at once, and that share the points of a sampled posterior, with an error of 1 to 2% of their mean. Doubled:
 twice the memory; what the mean of all draws keeps of that error is 1.4 times as large."""
 STEP = 0.05
-"""Half the step in log Qhat of a derivative; doubled, its bias is four times as large and its noise half."""
+"""Half the relative step in Qhat of a derivative; doubled, its bias is four times as large and its noise half."""
 SMALL = 1e-6
 """Share of the second moment that is unknown where the stability of perfect recovery is tested; doubled, so is the bias."""
 MATRICES, DIMENSION = 12, 60
 """Signals of extensive rank that are drawn, at this dimension and twice that; doubled, it takes 2 or 8 times as long."""
-FEWEST_SLOPES = 100
-"""Draws for a derivative; fewer have no mean that could be believed."""
 GOALS = ("MSE", "unlearned", "perfect recovery")
 """The quantities that decide how many draws are enough."""
 
@@ -188,10 +195,10 @@ def verify_point(
     """
     if not 0 < resolve < 1:
         raise ValueError(f"resolve must be between 0 and 1, as 0.02 for 2%, got {resolve}")
-    begin, draws = clock(), FEWEST
+    begin, draws, by_draws = clock(), FEWEST, PointByDraws(problem, point, on_draws)
     while True:
         start = clock()
-        found = PointByDraws(problem, point, draws, on_draws).checks()
+        found = by_draws.checks(draws)
         goals = [
             one for one in found  # where hardly any draw carries a mean, no number of them decides
             if (one.quantity in GOALS if one.decided else one.effective * MOST > FEWEST_EFFECTIVE * draws)
@@ -208,8 +215,10 @@ def verify_point(
 class PointByDraws:
     """A reported point and the draws at its overlap."""
 
-    def __init__(self, problem: Problem, point: JsonObject, draws: int, on_draws: Callable[[int], None]) -> None:
-        self.problem, self.point, self.draws, self.on_draws = problem, point, draws, on_draws
+    def __init__(
+        self, problem: Problem, point: JsonObject, on_draws: Callable[[int], None] = lambda count: None
+    ) -> None:
+        self.problem, self.point, self.draws, self.on_draws = problem, point, FEWEST, on_draws
         self.alpha, P = float(point["alpha"]), problem.components
         self.scale = float(problem.model.kappa) * self.alpha
         self.second, self.bottom = prior_moments(problem)
@@ -229,13 +238,18 @@ class PointByDraws:
         """Numerical error printed for a component's number; 0 if none is printed."""
         return float(np.broadcast_to(np.asarray(self.point.get(f"{name}_error", 0.0), dtype=float), len(self.V))[a])
 
-    def checks(self) -> list[Check]:
-        """All checks of this theory point."""
+    @cached_property
+    def qhat(self) -> Host:
+        """Qhat (P, P) that belongs to the printed overlap."""
+        return inverse_map(self.problem, self.Q, self.V, self.learned)
+
+    def checks(self, draws: int) -> list[Check]:
+        """All checks of this theory point with so many draws."""
+        self.draws = draws
         if not self.mse.any():
             return [*self._perfect(), *self._predictions()]
         found: list[Check] = []
         if self.learned:
-            self.qhat = inverse_map(self.problem, self.Q, self.V, self.learned)
             found += [*self._fixed_point(), *self._signal()]
         if self.point.get("branch") != "informed":
             found += self._unlearned()
@@ -305,57 +319,46 @@ class PointByDraws:
                 )  # fmt: skip
         return found
 
-    def _fixed_point(self) -> list[Check]:
-        drawn, n = self.draw(self.Q, self.V, self.draws), len(self.learned)
-        diagonal = np.diagonal(self.qhat)
+    @cached_property
+    def _entries(self) -> tuple[Host, Host]:
+        """Rows and columns of Qhat that are compared: off the diagonal only where labels see signs, for others are noise."""
+        kept, diagonal = np.array(self.learned), np.diagonal(self.qhat)
         mixed = np.abs(self.qhat - np.diag(diagonal)).max() > 1e-6 * diagonal.max()
-        rows, columns = np.triu_indices(n) if mixed else (np.arange(n), np.arange(n))
+        rows, columns = kept[np.array(np.triu_indices(len(kept)))] if mixed else (kept, kept)
+        return rows, columns
+
+    @cached_property
+    def _response(self) -> Host:
+        """Change of the MSE (learned, K) by a Newton step, per residual in the entries of Qhat, with the slopes of theory."""
+        rows, columns = self._entries
+        channel: Any = self.problem.channel
+
+        def moved(step: Host) -> Host:
+            qhat = self.qhat.copy()
+            qhat[rows, columns] = qhat[columns, rows] = self.qhat[rows, columns] + step
+            Q, V = overlap_at(self.problem, qhat)
+            if offers_rough(self.problem):
+                found = channel.information(Q, V, labels=channel.sampling.rough_labels(Q, V))
+            else:
+                found = channel_information(channel, self.problem.model, Q, V)
+            return np.concatenate([np.asarray(found.value)[rows, columns], np.diagonal(V)[self.learned]])
+
+        slopes = _derivative(moved, STEP * np.sqrt(self.qhat[rows, rows] * self.qhat[columns, columns]))
+        own: Host = np.eye(len(rows)) - self.scale * slopes[: len(rows)]
+        return slopes[len(rows) :] @ np.linalg.pinv(own)
+
+    def _fixed_point(self) -> list[Check]:
+        drawn, (rows, columns) = self.draw(self.Q, self.V, self.draws), self._entries
         relative = np.array([self._error("alpha", a) / self.alpha for a in range(len(self.V))])
+        diagonal = np.diagonal(self.qhat)
         error = np.maximum.outer(relative, relative) * np.sqrt(np.outer(diagonal, diagonal))
-        pairs = [(self.learned[a], self.learned[b]) for a, b in zip(rows, columns)]
-        found = self.both_means("Qhat", self.qhat, error, self.scale, drawn, pairs)
-        kept = np.ix_(self.learned, self.learned)
-        own = np.stack([sample[kept] for sample in drawn[0]])
-        # Means that are not known lead nowhere; that they are not, their own rows say. The derivative may be noisier.
-        few, all_draws = (min(effective_sample_size(np.diagonal(part, axis1=1, axis2=2))) for part in (own[::4], own))
-        if all_draws < FEWEST_EFFECTIVE:
+        found = self.both_means("Qhat", self.qhat, error, self.scale, drawn, list(zip(rows.tolist(), columns.tolist())))
+        if not all(one.decided for one in found[: len(rows)]):  # a step from means that are not known leads nowhere
             return found
-        count = max(len(own[::4]) if few >= FEWEST_EFFECTIVE else len(own), FEWEST_SLOPES)
-        # Only the diagonal is asked where labels do not see signs: sampled entries off it are noise.
-        mask = np.ones((n, n)) if mixed else np.eye(n)
-        mean, log = mask * own.mean(0), symmetric_logarithm(self.qhat[kept])
-
-        def filled(values: Host) -> Host:
-            """The symmetric matrix with these entries."""
-            matrix = np.zeros_like(log)
-            matrix[rows, columns] = matrix[columns, rows] = values
-            return matrix
-
-        def moved(step: Host) -> tuple[Host, Host]:
-            """Order parameters Q and V after a step in the entries of log Qhat."""
-            qhat = np.zeros_like(self.qhat)
-            qhat[kept] = spectral_function(log + filled(step), np.exp)
-            return overlap_at(self.problem, qhat)
-
-        def image(step: Host) -> Host:
-            drawn = self.draw(*moved(step), count)[0]
-            return symmetric_logarithm(mask * drawn.mean(0)[kept])
-
-        # A Newton step in the entries of log Qhat, and how it follows those of the information, to first order.
-        one = np.ones(len(rows))
-        jacobian = _derivative(lambda step: image(step)[rows, columns], STEP * one) - np.diag(one)
-        residual = symmetric_logarithm(self.scale * mean) - log
-        sizes = 1e-4 * np.sqrt(np.diagonal(mean)[rows] * np.diagonal(mean)[columns])
-        follows = _derivative(lambda change: symmetric_logarithm(mean + filled(change))[rows, columns], sizes)
-        slopes = _derivative(lambda step: np.diagonal(moved(step)[1]), 1e-4 * one)
-        response = (
-            slopes @ np.linalg.lstsq(jacobian, np.column_stack([residual[rows, columns], follows]), rcond=None)[0]
-        )
-        covariance = np.atleast_2d(np.cov(own[:, rows, columns], rowvar=False)) / len(own)
-        moves, sems = response[:, 0], np.sqrt(np.einsum("ak,kl,al->a", response[:, 1:], covariance, response[:, 1:]))
+        moves = (self.scale * drawn[0][:, rows, columns] - self.qhat[rows, columns]) @ self._response.T
         return found + [
-            Check("MSE", a, float(self.mse[a]), self._error("mse", a), float(self.V[a, a] - moves[a]), float(sems[a]))
-            for a in self.learned
+            _check("MSE", a, self.mse[a], self._error("mse", a), self.V[a, a] + own, effective=math.inf)
+            for a, own in zip(self.learned, moves.T)
         ]
 
     def _unlearned(self) -> list[Check]:

@@ -27,7 +27,7 @@ def points(problem, *alphas):
 
 
 def rows_of(problem, point, draws):
-    return PointByDraws(problem, point, draws, lambda count: None).checks()
+    return PointByDraws(problem, point).checks(draws)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ class Shared(Channel):
 
 def test_points_of_a_sampled_posterior_are_not_shared_by_all_draws():
     problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.5}, "gaussian")
-    checked = PointByDraws(problem, points(problem, 1.0)[0], 20_000, lambda count: None)
+    checked = PointByDraws(problem, points(problem, 1.0)[0])
     right = checked.draw(checked.Q, checked.V, 20_000)[1].mean()
     object.__setattr__(problem, "channel", Shared())
     sampled = checked.draw(checked.Q, checked.V, 20_000)[1].mean()
