@@ -1,69 +1,77 @@
-"""Figures as data: panels of series, from which the drawing, its CSV and the chart of the page are made."""
+"""Figures as data: panels of series, from which the drawing, its CSV and the charts of the page are made."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.report.style import (
-    decades_to_zero,
-    finish,
-    literal,
-    log_axis,
-    new_figure,
-    panel_title,
-    save_figure,
-    threshold_lines,
-)
+from smimbench.files import printable
+from smimbench.report.style import finish, literal, log_ticks, new_figure, save_figure, svg_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from smimbench.files import JsonObject
 
-SYMBOLS = dict(zip("osD^vPX*<>hp_", ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star",
-                                      "triangle-left", "triangle-right", "hexagon", "pentagon", "line-ew-open")))  # fmt: skip
-"""Plotly's names of the markers of figures."""
-
-
-def table(about: Mapping[str, Any], **columns: Iterable[Any]) -> list[JsonObject]:
-    """Rows of a CSV from shared values and columns, without points that have no value."""
-    lists = [np.asarray(values).tolist() for values in columns.values()]
-    rows = [{**about, **dict(zip(columns, values))} for values in zip(*lists)]
-    return [row for row in rows if row.get("value") == row.get("value")]  # no NaN
+UPRIGHTS: Sequence[Any] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
+"""Dashes of upright lines, in the order of their names in a figure."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One data series of a figure: a line, marks with error bars, or bars.
+    """A line, marks, bars or upright lines of one panel, and their rows in the figure's CSV.
 
-    ``style`` is that of Matplotlib, ``rows`` what the CSV holds, ``algorithm`` whose it is. Without a name it is in no legend and
-    not on the page; ``hidden`` keeps it out of the drawing. Of ``bars``, ``x`` are the edges.
+    Parameters
+    ----------
+    name : str
+        In the legend; empty: in none, and silent on the page.
+    columns : dict of str to sequence
+        Columns of the CSV; the panel says which two are drawn. ``error`` is drawn as bars of marks and as a band of a line, as
+        are ``quartile_1`` and ``quartile_3``; marks are not filled where ``hollow``. Bars go ``from`` ``to``.
+    about : dict or None
+        Columns of the CSV with one value; None: not in the CSV.
+    kind : str
+        ``"line"``, ``"marks"``, ``"bars"`` or ``"upright"``, which are named by the column ``algorithm``.
+    style : dict
+        What Matplotlib is told besides the color.
+    algorithm : str
+        Whose it is: the page hides it with its algorithm.
     """
 
     name: str
-    x: Any
-    y: Any
-    style: Mapping[str, Any]
-    rows: Sequence[JsonObject] = ()
+    columns: Mapping[str, Any]
+    about: Mapping[str, Any] | None = None
     kind: str = "line"
-    error: Any = None
-    band: tuple[Any, Any] | None = None
+    color: Any = "black"
+    style: Mapping[str, Any] = field(default_factory=dict)
     algorithm: str = ""
-    runs: Sequence[int] = ()
-    hidden: bool = False
+
+    @property
+    def rows(self) -> list[JsonObject]:
+        """Rows of the CSV, without points that have no value."""
+        if self.about is None:
+            return []
+        lists = (np.asarray(values).tolist() for values in self.columns.values())
+        rows = [{**self.about, **dict(zip(self.columns, values))} for values in zip(*lists)]
+        return [row for row in rows if row.get("value") == row.get("value")]  # no NaN
+
+    def numbers(self, column: str) -> Any:
+        """A column as an array of floats; NaN where there is no number."""
+        return np.asarray(self.columns[column], dtype=float)
 
 
 @dataclass
 class Panel:
-    """One panel of a figure: series on two axes.
+    """One panel of a figure: series on two axes, ``x`` and ``y`` of their columns.
 
-    ``zero``: where the axis of an error, then logarithmic, ends at its zero; it goes up to ``top`` at least. ``cap``: none goes
-    higher. ``from_zero``: a linear one begins at 0. ``extra`` are rows of the CSV without a series.
+    ``zero``: an axis of errors is logarithmic down to here, and ends at 0. ``cap``: none goes higher. ``hard``: ends of a grey
+    band.
     """
 
     title: str
@@ -71,51 +79,53 @@ class Panel:
     ylabel: str
     series: list[Series]
     problem: str | None = None
+    x: str = "alpha"
+    y: str = "value"
     xlog: bool = False
     ylog: bool = False
     zero: float | None = None
-    top: float = 0.0
     cap: float = math.inf
     from_zero: bool = True
-    thresholds: Sequence[tuple[float, str]] = ()
     hard: Sequence[float] | None = None
-    image: tuple[Any, Any, Any, str] | None = None
-    extra: list[JsonObject] = field(default_factory=list)
 
 
 @dataclass
 class Chart:
-    """A figure; with a ``heading`` also charts on the page, which then thins its curves where there are ``many``."""
+    """A figure: a name for its files, a title, panels, and a note below them; ``key``: what only its caption says."""
 
     name: str
     title: str
     panels: list[Panel]
-    caption: str
     note: str = ""
-    heading: str = ""
-    reading: str = ""
-    many: bool = False
+    key: str = ""
+
+    @property
+    def caption(self) -> str:
+        """What the figure's files and the page say of it."""
+        return f"{self.title}: {self.key} {self.note}".replace("  ", " ").strip()
 
     @property
     def rows(self) -> list[JsonObject]:
         """Rows of the figure's CSV."""
-        return [row for p in self.panels for rows in (*(s.rows for s in p.series), p.extra) for row in rows]
+        return [row for panel in self.panels for series in panel.series for row in series.rows]
 
 
 # -- the drawing ----------------------------------------------------------------------------------------------------------
 
 
-def draw(chart: Chart) -> Any:
-    """The figure in Matplotlib.
+def draw(chart: Chart, *, alone: bool = False) -> Any:
+    """The figure in Matplotlib; ``alone``: without a layout, as part of a page.
 
     Raises
     ------
     ImportError
         If matplotlib is missing (extra ``plot``).
     """
-    figure, axes = new_figure(chart.title, len(chart.panels))
+    figure, axes = new_figure(chart.title, len(chart.panels), alone=alone)
+    names = [n for p in chart.panels for s in p.series if s.kind == "upright" for n in s.columns["algorithm"]]
+    dashes = {name: UPRIGHTS[i % len(UPRIGHTS)] for i, name in enumerate(dict.fromkeys(names))}
     for axis, panel in zip(axes, chart.panels):
-        _draw_panel(axis, panel)
+        _draw_panel(axis, panel, dashes)
     finish(figure, axes, chart.note)
     return figure
 
@@ -125,118 +135,101 @@ def save(chart: Chart | None, folder: Path) -> list[Path]:
     return [] if chart is None else save_figure(draw(chart), folder, chart.name, chart.rows, chart.caption)
 
 
-def _draw_panel(axis: Any, panel: Panel) -> None:
-    for series in panel.series:
-        if not series.hidden:
-            _draw_series(axis, series, panel.zero)
-    lowest, highest = axis.dataLim.y0, max(axis.dataLim.y1, panel.top)
-    if panel.image is not None:
-        x, y, values, label = panel.image
-        image = axis.pcolormesh(x, y, values, cmap="cividis", shading="nearest", vmin=0.0, zorder=0)
-        axis.figure.colorbar(image, ax=axis, label=label)
-        axis.grid(visible=False)
-        axis.set_xlim(x[0], x[-1])
-    elif panel.zero is not None:
-        decades_to_zero(axis, panel.zero, min(2.0 * highest, panel.cap))
-    elif panel.ylog:
-        axis.set_ylim(lowest / 1.5, min(1.5 * highest, panel.cap))
-        log_axis(axis, "y")
-    elif panel.from_zero and min(0.0, lowest) < highest < np.inf:
-        lowest, highest = min(0.0, lowest), min(highest, panel.cap)
-        room = 0.06 * (highest - lowest)  # or marks at the ends are cut
-        axis.set_ylim(lowest - room, highest + room)
+def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     if panel.xlog:
-        log_axis(axis, "x")
+        axis.set_xscale("log")
+    if panel.zero is not None:
+        # A tenth of the height lies between 0 and the lowest decade, so that their names do not meet.
+        axis.set_yscale("symlog", linthresh=panel.zero, linscale=-0.1 * math.log10(panel.zero))
+    elif panel.ylog:
+        axis.set_yscale("log")
+    for series in panel.series:
+        if series.kind != "upright":
+            _draw_series(axis, series, panel)
+    if panel.from_zero and not panel.ylog:
+        axis.update_datalim([(0, 0)], updatex=False)
+        axis.autoscale_view(scalex=False)
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    axis.set_ylim(low if panel.zero is None else -0.2 * panel.zero, min(high, panel.cap))
+    for series in panel.series:
+        for at, name in zip(series.columns[panel.x], series.columns["algorithm"]) if series.kind == "upright" else ():
+            if left < at < right:
+                axis.axvline(at, color="0.5", lw=0.9, ls=dashes[name], zorder=0, label=name)
+    if panel.hard and min(panel.hard[1], right) - max(panel.hard[0], left) > 0.01 * (
+        right - left
+    ):  # or it has a name only
+        axis.axvspan(*panel.hard, color="0.9", zorder=0, label="hard phase")
+    axis.set_xlim(left, right)
+    if panel.xlog:
+        log_ticks(axis.xaxis)
     else:
-        left, right = axis.get_xlim()
-        close = right - left < 0.1 * right  # sample ratios that differ in late digits have long labels
-        axis.locator_params(axis="x", nbins=3 if close else 6)
-    names = threshold_lines(axis, panel.thresholds, panel.hard)
-    panel_title(axis, literal(panel.title), above=6 + 8 * names)
-    if not panel.series and panel.image is None:
+        # Sample ratios that differ in late digits have long labels.
+        axis.locator_params(axis="x", nbins=3 if right - left < 0.1 * right else 6)
+    if panel.ylog or panel.zero is not None:
+        log_ticks(axis.yaxis)
+    width = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols
+    title = textwrap.fill(literal(panel.title).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), int(13 * width))
+    # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
+    axis.set_title(title, fontsize=8, y=1.0)
+    if not panel.series:
         axis.text(0.5, 0.5, "no value", transform=axis.transAxes, ha="center", va="center", fontsize=8, color="0.4")
     axis.set_xlabel(panel.xlabel)
     axis.set_ylabel(panel.ylabel)
 
 
-def _draw_series(axis: Any, series: Series, zero: float | None) -> None:
-    label = literal(series.name) if series.name else "_"
-
-    def lift(values: Any) -> Any:
-        return values if zero is None else np.maximum(values, zero)
-
+def _draw_series(axis: Any, series: Series, panel: Panel) -> None:
+    x, y, color, columns = series.numbers(panel.x), series.numbers(panel.y), series.color, series.columns
+    how = {"color": color, "label": literal(series.name) if series.name else "_", **series.style}
+    error = np.nan_to_num(series.numbers("error")) if "error" in columns else np.zeros(len(y))
     if series.kind == "bars":
-        axis.bar(series.x[:-1], series.y, np.diff(series.x), align="edge", label=label, **series.style)
+        drawn = list(axis.bar(x, y, series.numbers("to") - x, align="edge", **how))
     elif series.kind == "marks":
-        error = series.error
-        if error is not None and zero is not None:
-            below = np.minimum(error, lift(series.y) - zero) if series.style["fmt"] == "_" else error
-            error = np.stack([below, error])
-        axis.errorbar(series.x, lift(series.y), yerr=error, label=label, **series.style)
+        marks = axis.scatter(x, y, **{"zorder": 3, "linewidths": 0.9, **how})
+        drawn = [marks]
+        if error.any():
+            low = np.minimum(error, y) if panel.zero is not None else error  # none goes below the zero of its axis
+            bars = axis.errorbar(x, y, (low, error), fmt="none", ecolor=color, elinewidth=0.9, capsize=1.8)
+            drawn += [*bars.lines[1], *bars.lines[2]]
+        if "hollow" in columns:
+            marks.set_facecolor(["white" if hollow else color for hollow in columns["hollow"]])
     else:
-        axis.plot(series.x, lift(series.y), label=label, **series.style)
-        if series.band is not None:
-            axis.fill_between(series.x, *map(lift, series.band), color=series.style["color"], alpha=0.18, lw=0)
+        drawn = axis.plot(x, y, **how)
+        ends = (y - error, y + error)
+        if "quartile_1" in columns:
+            ends = series.numbers("quartile_1"), series.numbers("quartile_3")
+        if (ends[1] > ends[0]).any():
+            drawn.append(axis.fill_between(x, *ends, color=color, alpha=0.18, lw=0))
+    if series.algorithm and axis.figure.get_layout_engine() is None:  # the page hides what belongs to an algorithm
+        for artist in drawn:
+            artist.set_gid(f"of {printable(series.algorithm)}")
 
 
 # -- the page -------------------------------------------------------------------------------------------------------------
 
 
-def page_charts(charts: Sequence[Chart], target: float) -> tuple[list[dict[str, str]], list[JsonObject]]:
-    """Groups (name, title, caption) and charts for the page's script, one chart per panel.
+def page_figures(chart: Chart) -> list[JsonObject]:
+    """A figure for every panel of a chart: its title, problem, SVG, and the series that answer to the pointer.
 
-    Parameters
-    ----------
-    target : float
-        Absolute error that counts as reached where theory says 0.
+    Of those: ``name``, ``algorithm``, ``at`` (places of the points in the SVG) and ``columns`` (what is said of them).
     """
-    shown = [chart for chart in charts if chart.heading]
-    groups = [{"name": one.name, "title": one.heading, "caption": one.reading} for one in shown]
-    found = [{"group": one.name, "target": target, **_page_panel(p, one.many)} for one in shown for p in one.panels]
-    return groups, found
+    found = []
+    for panel in chart.panels:
+        figure = draw(replace(chart, panels=[panel], note=""), alone=True)
+        svg, place = svg_text(figure)
+        title = f"{panel.title}: {panel.ylabel} against {panel.xlabel}".removeprefix(": ")
+        shown = [_answers(one, panel, figure.axes[0], place) for one in panel.series if one.name and one.kind != "bars"]
+        found.append({"title": title, "problem": panel.problem or "", "svg": svg, "series": shown})
+    return found
 
 
-def _page_panel(panel: Panel, many: bool) -> JsonObject:
-    traces = [_trace(series, many) for series in panel.series if series.name]
-    ends = [x for trace in traces for x in trace["x"]] or [0.0]
-    return {
-        "problem": panel.problem,
-        "title": panel.title.replace("α", "alpha"),
-        "xlabel": panel.xlabel.replace("α", "alpha"),
-        "ylabel": panel.ylabel,
-        "zero": panel.zero is not None,
-        "xlog": panel.xlog,
-        "ylog": panel.ylog,
-        "traces": traces,
-        "thresholds": [{"at": at, "name": name} for at, name in panel.thresholds if min(ends) < at < max(ends)],
-    }
+def _answers(series: Series, panel: Panel, axis: Any, place: Any) -> JsonObject:
+    points = np.stack([series.numbers(panel.x), series.numbers(panel.y)], axis=1)
+    known = np.isfinite(points).all(axis=1).nonzero()[0]
+    columns = {name: [_short(values[i]) for i in known] for name, values in series.columns.items()}
+    at = place(axis.transData.transform(points[known])).round(1).tolist()
+    return {"name": series.name, "algorithm": printable(series.algorithm), "at": at, "columns": columns}
 
 
-def _trace(series: Series, many: bool) -> JsonObject:
-    known = np.isfinite(np.asarray(series.y, dtype=float)).nonzero()[0]
-    if many and len(known) > 80:
-        known = known[np.unique(np.linspace(0, len(known) - 1, 80).round().astype(int))]
-
-    def shown(values: Any) -> list[float]:
-        """As many digits as a screen has."""
-        return [float(f"{float(values[i]):.6g}") for i in known]
-
-    style, color = series.style, series.style["color"]
-    trace: JsonObject = {"name": series.name, "algorithm": series.algorithm, "x": shown(series.x), "y": shown(series.y)}
-    trace["color"] = color if isinstance(color, str) and color.startswith("#") else None
-    if series.error is not None:
-        trace["error"] = shown(series.error)
-    if len(series.runs):
-        trace["runs"] = [series.runs[i] for i in known]
-    if series.kind == "marks":
-        symbol = SYMBOLS.get(style["fmt"], "x-thin-open")
-        return trace | {"mode": "markers", "symbol": symbol, "open": style.get("mfc") == "white"}
-    shape = "hv" if "drawstyle" in style else "linear"
-    return trace | {"mode": "lines", "dash": _dash(style.get("ls", "-")), "shape": shape}
-
-
-def _dash(dashes: Any) -> str:
-    """Plotly's name for a dash style of the figures."""
-    if isinstance(dashes, str):
-        return {"-": "solid", "--": "dash", "-.": "dashdot"}.get(dashes, "dot")
-    return ",".join(f"{2 * length}px" for length in dashes[1])
+def _short(value: Any) -> Any:
+    """As many digits as a screen has."""
+    return float(f"{value:.6g}") if isinstance(value, (float, np.floating)) else value if value is None else str(value)

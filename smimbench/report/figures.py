@@ -4,17 +4,16 @@ diagram of a suite that varies one parameter.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.report.charts import Chart, Panel, Series, table
+from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.statistics import ZERO
-from smimbench.report.style import COLORS, Look, floor_of, line_name, looks, looks_of
+from smimbench.report.style import COLORS, Look, floor_of, looks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,8 +45,8 @@ def is_cheap(problem: Problem) -> bool:
     return problem.components == 1 and problem.channel.information is not None
 
 
-def theory_lines(cache: TheoryCache, plan: Any, metric: str, used: Sequence[float]) -> dict[str, dict[int, Line]]:
-    """Theory by branch and component (from 0): on a fine grid, or smooth between the sample ratios that are used.
+def theory_lines(cache: TheoryCache, plan: Any, metric: str, used: Sequence[float], k: int) -> dict[str, Line]:
+    """Theory of a component by branch: on a fine grid, or smooth between the sample ratios that are used.
 
     The branches are ``"Bayes-optimal"`` and, where it is another one, that of an uninformed start; none where theory is not
     stored. A fine grid is for theory that costs next to nothing, or is read off a curve that thresholds have followed already.
@@ -57,39 +56,31 @@ def theory_lines(cache: TheoryCache, plan: Any, metric: str, used: Sequence[floa
     margin = 0.05 * (high - low) if high > low else 0.2 * high
     ends = (low / 1.3, high * 1.3) if high > 20.0 * low else (max(low - margin, low / 2), high + margin)
     fine = np.unique([*_spread(*ends), *grid])
-    breaks = [mark for mark, name in _threshold_marks(cache.thresholds_at_hand(problem)) if "recovery" in name]
+    breaks = [mark for mark, name in threshold_marks(cache.thresholds_at_hand(problem)) if "recovery" in name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
     steps = [s * 10.0**-k for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
     dense = np.unique([*fine, *(b * (1 + s) for b in breaks for s in steps if fine[0] < b * (1 + s) < fine[-1])])
     about = find_metric(metric, problem.model.name)
+
+    def values(branch: JsonObject) -> list[float | None]:
+        return [part[k] for part in theory_of(about, problem, branch, problem.components)]
+
     points = cache.curve(problem, list(dense)) if problem.components > 1 or is_cheap(problem) else None
-    on_curve = points is not None and theory_of(about, problem, points[0][0], problem.components)[0][0] is not None
+    on_curve = points is not None and values(points[0][0])[0] is not None
     if not on_curve:  # or without errors of prediction
         points = cache.points_at_hand(problem, list(grid))
-    if not points:
-        return {}
-    grid = dense if on_curve else grid
-    found = {}
-    for name, chosen, there in _branches(points):
-        values = [theory_of(about, problem, point, problem.components) for point in chosen]
-        lines = {}
-        for k in range(problem.components if about.per_component else 1):
-            shown = [i for i in there if values[i][0][k] is not None]
-            line = Line(grid[shown], *(np.array([values[i][j][k] or 0.0 for i in shown], dtype=float) for j in (0, 1)))
-            if shown:
-                lines[k] = line if on_curve else smooth(line, breaks)
-        if lines:
-            found[name] = lines
-    return found
-
-
-def _branches(points: Sequence[Any]) -> list[tuple[str, list[Any], Any]]:
-    """Names of branches with their points, and the range in which they are shown."""
-    best = [branches[0] for branches in points]
-    uninformed = [next((p for p in branches if p["branch"] == "uninformed"), branches[0]) for branches in points]
-    apart = np.array([one is not other for one, other in zip(uninformed, best)])
+    best = [branches[0] for branches in points or ()]
+    start = [next((p for p in branches if p["branch"] == "uninformed"), branches[0]) for branches in points or ()]
+    apart = np.array([one is not other for one, other in zip(start, best)], dtype=bool)
     apart[1:] |= apart[:-1].copy()  # with the point where they meet again
-    return [("Bayes-optimal", best, range(len(best))), (UNINFORMED, uninformed, np.flatnonzero(apart))]
+    lines = {}
+    for name, branch, there in (("Bayes-optimal", best, np.ones_like(apart)), (UNINFORMED, start, apart)):
+        read = [(a, *values(p)) for a, p, shown in zip(dense if on_curve else grid, branch, there) if shown]
+        line = [(a, value, error or 0.0) for a, value, error in read if value is not None]
+        if line:
+            found = Line(*np.array(line, dtype=float).T)
+            lines[name] = found if on_curve else smooth(found, breaks)
+    return lines
 
 
 def _spread(low: float, high: float) -> Any:
@@ -105,29 +96,27 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
     from scipy.interpolate import PchipInterpolator
 
     parts: list[Line] = []
-    for low, high in itertools.pairwise([-np.inf, *sorted(breaks), np.inf]):
-        inside = (line.alpha > low) & (line.alpha <= high)
-        x, *values = (part[inside] for part in line)
+    ends = np.searchsorted(line.alpha, sorted(breaks), side="right")
+    for x, *values in zip(*(np.split(part, ends) for part in line)):
         if len(x) and parts:
-            parts.append(Line([low], [np.nan], [np.nan]))
+            parts.append(Line(x[:1], [np.nan], [np.nan]))
         if len(x) > 2:
             fine = _spread(x[0], x[-1])
             parts.append(Line(fine, *(PchipInterpolator(x, y)(fine) for y in values)))
-        elif len(x):
+        else:
             parts.append(Line(x, *values))
     return Line(*(np.concatenate(part) for part in zip(*parts)))
 
 
-def _threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[tuple[float, str]]:
+def threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[tuple[float, str]]:
     """Sample ratios and names of all known thresholds; each once, by its first name."""
     perfect = found.get("perfect_recovery") or {}
-    named = [(perfect, "perfect recovery")]
-    if perfect.get("informed"):
-        named = [(perfect["informed"], "perfect recovery (informed)"), (perfect, "perfect recovery (uninformed)")]
+    informed = perfect.get("informed")
     marks: list[tuple[float, str]] = []
     for entry, name in (
         (found.get("weak_recovery"), "weak recovery"),
-        *named,
+        (informed, "perfect recovery (informed)"),
+        (perfect, "perfect recovery (uninformed)" if informed else "perfect recovery"),
         *((step, f"{word} {step['layer']} learned") for step in found.get("sequential") or ()),
         *((found.get(key), key.replace("_", "-")) for key in ("information_theoretic", "algorithmic", "spinodal")),
     ):
@@ -137,50 +126,51 @@ def _threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[
     return marks
 
 
-def theory_series(line: Line, name: str, color: str, dashes: Any, about: Mapping[str, Any]) -> Series:
-    """A line with a band where its numerical error can be seen; horizontal bars where two points have no line between them."""
-    visible = (line.error > 2e-3 * np.maximum(np.abs(line.value), 2e-3)).any()
-    rows = table(about, **line._asdict())
+def theory_series(
+    line: Line, name: str, color: str, dashes: Any, about: Mapping[str, Any], algorithm: str = ""
+) -> Series:
+    """A line with a band of its numerical error; horizontal bars where two points have no line between them."""
     if len(line.alpha) < 3:
-        style = {"fmt": "_", "ms": 10 if dashes == ":" else 16, "mew": 1.5, "lw": 0.9, "color": color, "zorder": 2}
-        return Series(name, *line[:2], style, rows, "marks", line.error if visible else None)
-    band = (line.value - line.error, line.value + line.error) if visible else None
-    style = {"color": color, "ls": dashes, "lw": 1.3, "zorder": 2}
-    return Series(name, *line[:2], style, rows, band=band)
+        style = {"marker": "_", "s": 250, "linewidths": 1.5, "zorder": 2}
+        return Series(name, line._asdict(), about, "marks", color, style, algorithm)
+    return Series(name, line._asdict(), about, "line", color, {"ls": dashes, "zorder": 2}, algorithm)
 
 
 # -- a metric -------------------------------------------------------------------------------------------------------------
 
 KEY = (
-    "Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: predicted for the algorithm. Marks: mean and "
-    "standard error over {} runs; hollow: some did not converge. Crosses: published values."
+    "{} against the sample ratio. Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: predicted for the "
+    "algorithm. Marks: mean and standard error over {} runs; larger: at larger dimensions; hollow: some did not converge."
 )
 """What is in the figure of a metric."""
 
 
-def metric_chart(suite: Suite, rows: Sequence[JsonObject], cache: TheoryCache, metric: str) -> Chart | None:
-    """The figure of one metric, a panel per problem and component; None where ``--only`` leaves no problem."""
-    look = looks_of(suite)
-    for row in rows:  # labels that were told apart by their parameters
-        if row["algorithm"] not in look:
-            look |= looks({row["algorithm"]: row["identity"]["algorithm"]["name"]})
+def metric_chart(
+    suite: Suite, rows: Sequence[JsonObject], cache: TheoryCache, metric: str, alphas: Sequence[float] | None = None
+) -> Chart | None:
+    """The figure of one metric, a panel per problem and component; None where ``--only`` leaves no problem.
+
+    Parameters
+    ----------
+    alphas : sequence of float
+        Sample ratios to draw besides those of the rows; default: those of the suite.
+    """
+    look = looks_of(suite, rows)
     members = [row for row in rows if row["metric"] == metric]
     places = [(plan, component) for plan in suite.chosen_plans for component in _components(plan, metric)]
     if not places:
         return None
     panels = [
-        _metric_panel(suite, plan, metric, component, members, cache, look) for plan, component in places[:PANELS]
+        _metric_panel(suite, plan, metric, component, members, cache, look, alphas or plan.alphas)
+        for plan, component in places[:PANELS]
     ]
-    sources = sorted({r.source for plan in suite.chosen_plans for r in plan.references if r.metric == metric})
-    head = f"{find_metric(metric).label} against the sample ratio"
     counts = sorted({row["n"] for row in members}) or [0]
-    caption = f"{suite.title}: {head}. {KEY.format(' to '.join(map(str, dict.fromkeys((counts[0], counts[-1])))))}"
+    key = KEY.format(find_metric(metric).label, " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))))
+    sources = sorted({r.source for plan in suite.chosen_plans for r in plan.references if r.metric == metric})
+    note = f"Crosses: published values: {'; '.join(sources)}. " if sources else ""
     if len(places) > PANELS:
-        caption += f" {len(places) - PANELS} further panels are left out."
-    note = f"Crosses: published values: {'; '.join(sources)}" if sources else ""
-    return Chart(
-        metric, suite.title, panels, caption, note, head, "Point at a mark for its numbers; the legend hides lines."
-    )
+        note += f"{len(places) - PANELS} further panels are left out."
+    return Chart(metric, suite.title, panels, note, key)
 
 
 def _components(plan: Any, metric: str) -> Sequence[int | None]:
@@ -190,79 +180,49 @@ def _components(plan: Any, metric: str) -> Sequence[int | None]:
 
 def _metric_panel(
     suite: Suite, plan: Any, metric: str, component: int | None, rows: Sequence[JsonObject], cache: TheoryCache,
-    look: dict[str, Look],
+    look: dict[str, Look], alphas: Sequence[float],
 ) -> Panel:  # fmt: skip
     problem, about, k = plan.problem, find_metric(metric, plan.problem.model.name), (component or 1) - 1
     rows = [row for row in rows if row["problem"] == plan.label and row["component"] == component]
     measured = [row for row in rows if row["mean"] is not None]
-    used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
     place = {"problem": plan.label, "component": component}
-    lines = {what: found[k] for what, found in theory_lines(cache, plan, metric, used).items() if k in found}
+    used = sorted({row["alpha"] for row in rows} | set(alphas))
+    lines = theory_lines(cache, plan, metric, used, k)
     series = [
         theory_series(line, what, "black", "--" if what == UNINFORMED else "-", {**place, "what": what})
         for what, line in lines.items()
     ]
-    d, dimensions = letter(problem.model), sorted({row["dimension"] for row in measured})
+    dimensions = sorted({row["dimension"] for row in measured})
     for name, own in grouped(measured, lambda row: row["algorithm"]).items():
-        series += [*_runs(own, look[name], name, place, dimensions, d), *_predicted(own, look[name], name, place)]
+        series += [_runs(own, look[name], name, place, dimensions), *_predicted(own, look[name], name, place)]
     for j, one in enumerate(plan.references):
         if one.metric == metric and one.component in (None, component or 1):
-            style = {
-                "fmt": "x+1234"[j % 6],
-                "ls": "none",
-                "lw": 0.8,
-                "capsize": 2,
-                "color": "#737373",
-                "ms": 5,
-                "zorder": 1,
-            }
-            points = table({**place, "what": "reference", "algorithm": one.label}, alpha=one.alpha, value=one.value)
-            error = None if one.tolerance is None else np.full(len(one.alpha), one.tolerance)
-            series.append(Series(one.label, one.alpha, one.value, style, points, "marks", error))
+            columns = {"alpha": one.alpha, "value": one.value, "error": [one.tolerance] * len(one.alpha)}
+            style = {"marker": "x+1234"[j % 6], "s": 25, "zorder": 1}
+            known = {**place, "what": "reference", "algorithm": one.label}
+            series.append(Series(one.label, columns, known, "marks", "#737373", style))
     found, word = cache.thresholds_at_hand(problem), component_word(problem)
-    marks, seen = _threshold_marks(found, word), [row["alpha"] for row in measured]
+    marks = threshold_marks(found, word)
+    upright = {"algorithm": [name for _, name in marks], "alpha": [at for at, _ in marks]}
+    series.append(Series("", upright, {**place, "what": "threshold"}, "upright"))
     title = plan.label if component is None else f"{plan.label}, {word} {component}"
-    panel = Panel(
-        title + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""),
-        "sample ratio α",
-        about.label,
-        series,
-        plan.label,
-        xlog=bool(seen) and max(seen) > 20.0 * min(seen),
-        thresholds=marks,
-        hard=found.get("hard_phase"),
-        extra=table({**place, "what": "threshold"}, algorithm=[n for _, n in marks], alpha=[at for at, _ in marks]),
-    )
-    line = lines.get("Bayes-optimal")
+    size = f", {letter(problem.model)} = {dimensions[0]}" if len(dimensions) == 1 else ""
+    seen, line = [row["alpha"] for row in measured], lines.get("Bayes-optimal")
+    panel = Panel(title + size, "sample ratio α", about.label, series, plan.label, hard=found.get("hard_phase"))
+    panel.xlog = bool(seen) and max(seen) > 20.0 * min(seen)
     if about.direction == "lower" and line is not None and (line.value <= ZERO * suite.run.target).any():
-        # Up to the target at least: where all errors are far below it, an axis of one decade would have no tick but 0.
-        panel.zero, panel.top = floor_of([row["mean"] for row in measured], suite.run.target), suite.run.target / 2.0
+        panel.zero = floor_of([row["mean"] for row in measured], suite.run.target)
     return panel
 
 
-def _runs(
-    rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject, dimensions: Sequence[int], d: str
-) -> list[Series]:
+def _runs(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject, dimensions: Sequence[int]) -> Series:
     """Marks of one algorithm: larger for larger dimensions, hollow where a run did not end properly."""
-    several = len(dimensions) > 1
-    points = [
-        {**place, "what": "runs", "algorithm": name, "alpha": r["alpha"], "dimension": r["dimension"], "value": r["mean"],
-         "error": r["sem"], "n": r["n"], "hollow": bool(set(r["status_counts"]) - {"ok", "skipped"})}
-        for r in rows
-    ]  # fmt: skip
-    found: list[Series] = []
-    for (dimension, hollow), own in sorted(grouped(points, lambda p: (p["dimension"], p["hollow"])).items()):
-        k = dimensions.index(dimension)
-        style = {"fmt": look.marker, "color": look.color, "ms": 3.0 + 2.4 * k / (len(dimensions) - 1) if several else 4.2,
-                 "capsize": 1.8, "lw": 0.9, "ls": "none", "mfc": "white" if hollow else look.color, "mew": 0.9,
-                 "zorder": 3 + 0.1 * (len(dimensions) - k)}  # fmt: skip
-        label = name + (f", {d} = {dimension}" if several else "") + (" (not all converged)" if hollow else "")
-        x, y, error = (np.array([p[key] or 0.0 for p in own], dtype=float) for key in ("alpha", "value", "error"))
-        rows_of_csv = () if found else points  # in the order of the table
-        found.append(
-            Series(label, x, y, style, rows_of_csv, "marks", error, algorithm=name, runs=[p["n"] for p in own])
-        )
-    return found
+    read = {"alpha": "alpha", "dimension": "dimension", "value": "mean", "error": "sem", "n": "n"}
+    columns = {name: [row[key] for row in rows] for name, key in read.items()}
+    columns["hollow"] = [bool(set(row["status_counts"]) - {"ok", "skipped"}) for row in rows]
+    steps = [dimensions.index(row["dimension"]) / max(1, len(dimensions) - 1) for row in rows]
+    style = {"marker": look.marker, "s": [(4.2 if len(dimensions) < 2 else 3 + 2.4 * step) ** 2 for step in steps]}
+    return Series(name, columns, {**place, "what": "runs", "algorithm": name}, "marks", look.color, style, name)
 
 
 def _predicted(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject) -> list[Series]:
@@ -276,82 +236,49 @@ def _predicted(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObj
         return []
     line = Line(*(np.array(part, dtype=float) for part in zip(*((alpha, *says[alpha]) for alpha in sorted(says)))))
     about = {**place, "what": "predicted", "algorithm": name}
-    dashes = "--" if look.dashes == "-" else ":"  # of another label of the same algorithm
-    drawn = theory_series(smooth(line, ()), f"{name}, predicted", look.color, dashes, about)
-    return [replace(drawn, rows=table(about, **line._asdict()), algorithm=name)]
+    drawn = theory_series(smooth(line, ()), f"{name}, predicted", look.color, "--", about, name)
+    if drawn.kind == "marks":
+        return [drawn]
+    known = Series("", line._asdict(), about, "marks", look.color, {"marker": ".", "s": 6, "zorder": 2}, name)
+    return [replace(drawn, about=None), known]
 
 
 # -- theory alone ---------------------------------------------------------------------------------------------------------
 
 
 def theory_charts(suite: Suite, cache: TheoryCache, alphas: Sequence[float] | None = None) -> list[Chart]:
-    """Error and overlap against the sample ratio, one panel per problem, and the phase diagram if there is one."""
-    charts = []
-    for metric in ("mse", "overlap"):
-        panels = [_theory_panel(plan, metric, cache, alphas or plan.alphas) for plan in suite.chosen_plans[:PANELS]]
-        label = find_metric(metric).label
-        caption = f"{suite.title}: Bayes-optimal {label} against the sample ratio; upright lines: thresholds."
-        charts.append(Chart(f"theory-{metric}", suite.title, panels, caption))
-    phases = phase_chart(suite, cache)
-    return [*charts, phases] if phases else charts
-
-
-def _theory_panel(plan: ProblemPlan, metric: str, cache: TheoryCache, alphas: Sequence[float]) -> Panel:
-    word, series = component_word(plan.problem), []
-    for what, lines in theory_lines(cache, plan, metric, alphas).items():
-        for k, line in lines.items():
-            color, name = (COLORS[k % len(COLORS)], line_name(what, word, k)) if len(lines) > 1 else ("black", what)
-            about = {"problem": plan.label, "component": k + 1, "branch": what}
-            series.append(theory_series(line, name, color, "--" if what == UNINFORMED else "-", about))
-    found = cache.thresholds(plan.problem)
-    return Panel(plan.label, "sample ratio α", find_metric(metric).label, series, plan.label,
-                 thresholds=_threshold_marks(found, word), hard=found.get("hard_phase"))  # fmt: skip
+    """Error and overlap against the sample ratio without runs, and the phase diagram if there is one."""
+    for plan in suite.chosen_plans:
+        cache.thresholds(plan.problem)
+    charts = [metric_chart(suite, [], cache, metric, alphas) for metric in ("mse", "overlap")]
+    charts = [chart and replace(chart, name=f"theory-{chart.name}") for chart in charts]
+    return [chart for chart in (*charts, phase_chart(suite, cache)) if chart is not None]
 
 
 def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
     """The one numerical parameter in which at least three problems differ, with its value in each; None if there is none."""
-    flat = [
-        {f"{kind}.{key}": value for kind, spec in plan.problem.spec.items() for key, value in spec.items()}
-        for plan in plans
-    ]
-    differing = [key for key in {key for one in flat for key in one} if len({repr(one.get(key)) for one in flat}) > 1]
-    if len(plans) < 3 or len(differing) != 1:
+    flat = [{(k, key): value for k, spec in p.problem.spec.items() for key, value in spec.items()} for p in plans]
+    differing = {key for one in flat for key in one if any(one.get(key) != other.get(key) for other in flat)}
+    values: list[Any] = [one.get(key) for key in differing for one in flat]
+    if not 3 <= len(plans) == len(values) == len({*map(repr, values)}) or {*map(type, values)} - {int, float}:
         return None
-    values = [one.get(differing[0]) for one in flat]
-    numbers = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    return (differing[0], numbers) if len(set(numbers)) == len(plans) else None
+    return ".".join(differing.pop()), values
 
 
 def phase_chart(suite: Suite, cache: TheoryCache) -> Chart | None:
-    """Bayes-optimal error over the sample ratio and the one parameter that varies, with its thresholds as lines."""
-    found = varied(suite.chosen_plans)
-    if found is None:
-        return None
-    name, values = found
-    plans = [plan for _, plan in sorted(zip(values, suite.chosen_plans), key=lambda pair: pair[0])]
-    values = sorted(values)
-    low, high = max(p.alphas[0] for p in plans), min(p.alphas[-1] for p in plans)
-    curves = [theory_lines(cache, plan, "mse", plan.alphas).get("Bayes-optimal") for plan in plans]
-    if low >= high or not all(curves):
-        return None
-    grid = np.linspace(low, high, 60)
-    error = np.array([
-        np.mean([np.interp(grid, line.alpha, line.value) for line in lines.values()], axis=0) for lines in curves if lines
-    ])  # fmt: skip
-    rows = [row for v, own in zip(values, error) for row in table({"what": "MSE", name: v}, alpha=grid, value=own)]
+    """Thresholds over the sample ratio and the one parameter that varies."""
+    name, values = varied(suite.chosen_plans) or ("", [])
     marks = [
-        (word, at, v)
-        for p, v in zip(plans, values)
-        for at, word in _threshold_marks(cache.thresholds_at_hand(p.problem))
+        (word, at, value)
+        for value, plan in sorted(zip(values, suite.chosen_plans), key=lambda pair: pair[0])
+        for at, word in threshold_marks(cache.thresholds_at_hand(plan.problem), component_word(plan.problem))
     ]
+    if not marks:
+        return None
     series = []
-    for kind, line in grouped(marks, lambda mark: mark[0]).items():
+    for i, (kind, line) in enumerate(grouped(marks, lambda mark: mark[0]).items()):
         _, x, y = zip(*line)
-        style = {"ls": "-" if kind.startswith("perfect") else "--"}
-        points = table({"what": kind}, **{name: y, "alpha": x})
-        series.append(Series("", x, y, {**style, "color": "white", "lw": 2.6}))
-        series.append(Series(kind, x, y, {**style, "color": "black", "lw": 1.2, "marker": "o", "ms": 2.5}, points))
-    panel = Panel(suite.title, "sample ratio α", name.partition(".")[2], series,
-                  image=(grid, values, error, "Bayes-optimal MSE"), extra=rows)  # fmt: skip
-    caption = f"{suite.title}: Bayes-optimal squared error over the sample ratio and {name}; lines: thresholds."
-    return Chart("phases", suite.title, [panel], caption)
+        style = {"ls": "-" if kind.startswith("perfect") else "--", "marker": "o", "ms": 2.5}
+        series.append(Series(kind, {name: y, "alpha": x}, {"what": kind}, "line", COLORS[i % len(COLORS)], style))
+    panel = Panel(suite.title, "sample ratio α", name.partition(".")[2], series, y=name, from_zero=False)
+    return Chart("phases", suite.title, [panel], key=f"thresholds over the sample ratio and {name}.")

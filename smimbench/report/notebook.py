@@ -44,12 +44,9 @@ class Loaded:
     trajectories: Any
 
     def _repr_html_(self) -> str:
-        rows: Any = self.values[:12]
-        if not isinstance(rows, list):
-            rows = rows.to_dict("records") if hasattr(rows, "iloc") else rows.to_dicts()
-        names = ("problem", "algorithm", "alpha", "dimension", "replicate", "status", "metric", "value")
-        columns = [Column(name, lambda row, name=name: str(row[name])) for name in names]  # type: ignore[misc]
-        return f"{html_table(columns, rows)}<p>{len(rows)} of {len(self.values)} rows</p>"
+        shown = self.values[:12]
+        table = shown._repr_html_() if hasattr(shown, "_repr_html_") else f"<pre>{html.escape(str(shown))}</pre>"
+        return f"{table}<p>{len(shown)} of {len(self.values)} rows</p>"
 
 
 def load_folder(folder: Path) -> Loaded:

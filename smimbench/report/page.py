@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
-import gzip
 import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import printable
-from smimbench.report.charts import draw, page_charts
+from smimbench.report.charts import page_figures
 from smimbench.report.columns import columns_document, html_table, number, ratio_words, seconds
 from smimbench.report.labels import names_with_backend
 from smimbench.report.notebook import ROW
-from smimbench.report.style import svg_text
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
 from smimbench.report.text_files import as_csv
 from smimbench.report.verdict import prediction_words, summary, tied_words, verdict_line, verdicts
+from smimbench.run.store import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from smimbench.report.results import Results
     from smimbench.suite.cells import Suite
 
-NEEDS = ("jinja2", "matplotlib", "plotly")
+NEEDS = ("jinja2", "matplotlib")
 """Packages that a page needs besides smimbench: extra ``report``."""
 
 
@@ -38,10 +36,9 @@ def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -
     Raises
     ------
     ImportError
-        If jinja2, matplotlib or plotly is missing (extra ``report``).
+        If jinja2 or matplotlib is missing (extra ``report``).
     """
     import jinja2
-    from plotly.offline import get_plotlyjs
 
     def clean(value: Any) -> Any:
         """Untrusted text without bidirectional-override and terminal control characters."""
@@ -51,8 +48,11 @@ def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -
     environment.filters |= {"number": number, "seconds": seconds}
     assets = {path.name: path.read_text(encoding="utf-8") for path in Path(__file__).with_name("assets").iterdir()}
     suite, rows, extrapolated = results.suite, results.rows, results.extrapolated
-    groups, panels = page_charts(charts, suite.run.target)
-    data = {"charts": panels, "csv": as_csv(rows, extrapolated)}
+    figures = [(chart, page_figures(chart)) for chart in charts]
+    shown = [one for _, own in figures for one in own]
+    for i, one in enumerate(shown):
+        one["svg"] = _inline_svg(one["svg"], f"f{i}")
+    data = {"series": [one.pop("series") for one in shown], "csv": as_csv(rows, extrapolated)}
     name, found = names_with_backend(rows), verdicts(rows)
     contenders = [(one["problem"], _contender_table(one)) for one in found if one["contenders"]]
     if len(found) > 1 and (entries := summary(rows)):
@@ -67,24 +67,17 @@ def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -
         suite=suite,
         css=assets["page.css"],
         js=assets["page.js"],
-        plotly=_packed_into_page(get_plotlyjs()),
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         verdicts=[_shown(verdict) for verdict in found],
         contenders=contenders,
         problems=list(dict.fromkeys(row["problem"] for row in rows)),
         algorithms=list(dict.fromkeys(map(name, rows))),
-        groups=groups,
+        figures=figures,
         rows=html_table(ROW, rows, lambda row: _about(row["problem"], name(row), row), lambda row: row["reasons"]),
         extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "value ± err", "predicted", "z",
                                  "optimal", *LIMIT], extrapolated) if extrapolated else "",
         counts=results.counts,
         missing=results.missing({cell.backend for cell, _ in results.pairs}),
-        # Figures with hundreds of curves are charts only, or the page would be ten times as large.
-        figures=[
-            {"caption": chart.caption, "svg": _inline_svg(svg_text(draw(chart)), chart.name)}
-            for chart in charts
-            if not chart.many or chart.name == "profiles"
-        ],
         reasons=[*sorted(lines), *missing_values(rows)],
         timing_note="" if trusted else "Times are untrusted: cells may have run side by side.",
         columns=columns_document(),
@@ -135,28 +128,21 @@ def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: Mapping[str, An
 
 
 def _reproduce(suite: Suite, shared: Mapping[str, Any]) -> str:
-    import shlex
-
-    options = [("--set", text) for text in suite.overrides] + [("--only", f"{k}={v}") for k, v in suite.only]
-    words = " ".join(f"{option} {shlex.quote(text)}" for option, text in options)
     # "-dirty" marks a checkout with changes of its own; Git knows the commit below it.
     commit = (shared.get("git_commit") or "").removesuffix("-dirty")
-    checkout = [f"git checkout {commit}"] if commit else []
-    return "\n".join([*checkout, "pip install .", f"smimbench run {suite.name} {words}".strip()])
-
-
-def _packed_into_page(script: str) -> str:
-    """A compressed script for the page (three fifths of its size), unpacked by the browser when needed."""
-    return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
+    run = f"smimbench run {suite.name} {options_of(suite)}".strip()
+    return "\n".join([*([f"git checkout {commit}"] if commit else []), "pip install .", run])
 
 
 def _inline_svg(svg: str, name: str) -> str:
     """An SVG without XML header, with unique ids, since two figures on a page must not share clip paths."""
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
-    # A hundredth of a point is finer than any screen; half of the file is digits beyond that.
-    body = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
-    ids = re.findall(r'\bid="([^"]+)"', body)
-    for found in set(ids):
-        body = re.sub(rf'(id="|#){re.escape(found)}(?=["\)])', rf"\g<1>{name}-{found}", body)
-    return body
+
+    def shown(found: re.Match[str]) -> str:
+        tag = found[0]
+        if 'id="of ' in tag:  # a series of an algorithm
+            return tag.replace('id="of ', 'data-algorithm="')
+        # A hundredth of a point is finer than any screen; half of the file is digits beyond that.
+        return re.sub(r'( id="|"#|\(#)', rf"\g<1>{name}-", re.sub(r"(\.\d\d)\d+", r"\1", tag))
+
+    body = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
+    return re.sub(r"<[^>]+>", shown, body)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.report.charts import Chart, Panel, Series, table
+from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.labels import grouped
 from smimbench.report.optimum import limit_of
 from smimbench.report.rows import LOST, bayes_point, used_fresh
@@ -68,28 +68,27 @@ def hits(results: Results) -> list[JsonObject]:
     return found
 
 
-def share_within(entries: Sequence[Mapping[str, Any]], axis: str) -> dict[str, tuple[Any, Any]]:
-    """For each algorithm the share of (instance, nearness) that it has reached by then: sorted abscissae and shares."""
-    curves = {}
-    for name, own in grouped(entries, lambda e: e["algorithm"]).items():
-        times = np.sort([e[axis] for e in own])
-        reached = times[np.isfinite(times)]
-        curves[name] = reached, np.arange(1, len(reached) + 1) / len(times)
-    return curves
-
-
-def performance(results: Results) -> dict[str, tuple[Any, Any]]:
-    """For each algorithm, of how many instances its error is at most so many times the least of all, up to ``CUT``."""
+def performance(results: Results) -> list[JsonObject]:
+    """Error of each algorithm over the least of all on every instance, ``ratio``: infinity where it has none."""
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
     known = errors([row for row in rows if row["backend"] in (rows[0]["backend"], ELSEWHERE)])
     places = {place for own in known.values() for place in own}
     best = {place: min(own[place][0] for own in known.values() if place in own) for place in places}
+    return [
+        {"algorithm": name, "ratio": own[place][0] / best[place] if place in own and best[place] > 0 else math.inf}
+        for name, own in known.items()
+        for place in places
+    ]
+
+
+def share_within(entries: Sequence[Mapping[str, Any]], axis: str, end: float = math.inf) -> dict[str, tuple[Any, Any]]:
+    """Share of entries that are at most so large, by algorithm: sorted finite abscissae up to ``end``, and shares."""
     curves = {}
-    for name, own in known.items():
-        ratios = np.sort([own[p][0] / best[p] if p in own and best[p] > 0 else math.inf for p in places])
-        inside = ratios[ratios <= CUT]
-        curves[name] = inside, np.searchsorted(ratios, inside, side="right") / len(places)
+    for name, own in grouped(entries, lambda e: e["algorithm"]).items():
+        found = np.sort([e[axis] for e in own])
+        reached = found[np.isfinite(found) & (found <= end)]
+        curves[name] = reached, np.arange(1, len(reached) + 1) / len(found)
     return curves
 
 
@@ -98,31 +97,21 @@ def profile_chart(results: Results) -> Chart | None:
     entries = hits(results)
     if len({e["algorithm"] for e in entries}) < 2:
         return None
-    looks, title = looks_of(results.suite), results.suite.title
-    ratio, targets = "error over that of the best algorithm", "share of targets reached"
-    panels = []
-    for axis, xlabel, ylabel, curves in (
-        ("seconds", "seconds", targets, share_within(entries, "seconds")),
-        ("iterations", "iterations", targets, share_within(entries, "iteration")),
-        ("samples", "samples processed", targets, share_within(entries, "samples")),
-        ("error over the best", ratio, "share of instances", performance(results)),
+    looks, panels = looks_of(results.suite), []
+    for axis, found, xlabel, share in (
+        ("seconds", entries, "seconds", "targets reached"),
+        ("iteration", entries, "iterations", "targets reached"),
+        ("samples", entries, "samples processed", "targets reached"),
+        ("ratio", performance(results), "error over that of the best algorithm", "instances"),
     ):
-        last = CUT if xlabel == ratio else max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
-        # What is near from the start stands at the left end.
-        least = min((x[x > 0].min(initial=last) for x, _ in curves.values()), default=last) / 1.5
+        curves = share_within(found, axis, CUT if axis == "ratio" else math.inf)
+        last = CUT if axis == "ratio" else max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
         series = []
         for name, (x, y) in curves.items():
             if name in looks:
-                style = {
-                    "color": looks[name].color,
-                    "ls": looks[name].dashes,
-                    "drawstyle": "steps-post",
-                    "clip_on": False,
-                }
-                csv = table({"axis": axis, "algorithm": name}, x=x, share=y)
-                ends, heights = np.concatenate([x[:1], x, [last]]), np.concatenate([[0.0], y, y[-1:]])
-                style = {**end_marker(looks[name]), **style, "zorder": 2}
-                series.append(Series(name, np.maximum(ends, least), heights, style, csv, algorithm=name))
-        panels.append(Panel("", xlabel, ylabel, series, xlog=xlabel != ratio, top=1.0))
-    caption, head = f"{title}: profiles over all problems. {READING}", "Profiles over all problems"
-    return Chart("profiles", title, panels, caption, READING, head, READING, many=True)
+                columns = {"x": [*x, last], "share": [*y, *(y[-1:] if len(y) else [0.0])]}
+                style = {"drawstyle": "steps-post", **end_marker(looks[name])}
+                about = {"axis": xlabel, "algorithm": name}
+                series.append(Series(name, columns, about, "line", looks[name].color, style, name))
+        panels.append(Panel("", xlabel, f"share of {share}", series, x="x", y="share", xlog=axis != "ratio"))
+    return Chart("profiles", results.suite.title, panels, READING)

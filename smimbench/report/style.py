@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from smimbench.files import printable, write_atomically
 from smimbench.report.text_files import csv_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from smimbench.files import JsonObject
@@ -32,13 +33,6 @@ KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "ada
 """What ships has a color and a marker for ever, in this order; everything else by its name."""
 
 
-LETTER = 0.55
-"""Width of an ordinary letter in units of its size; doubled, titles are broken where half a panel is left."""
-
-FLOOR = "0.75"
-"""Grey of the line that stands for zero on a logarithmic axis."""
-
-
 STYLE: Any = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "lines.linewidth": 1.3,
@@ -50,47 +44,34 @@ STYLE: Any = {
 
 
 class Look(NamedTuple):
-    """Color, marker and dashes with which an algorithm is drawn in all figures."""
+    """Color and marker with which an algorithm is drawn in all figures."""
 
     color: str
     marker: str
-    dashes: Any
-
-
-DASHES: Sequence[Any] = ("-", (0, (6, 1.5)), "-.", (0, (2, 1)), (0, (7, 1, 1, 1, 1, 1)))
 
 
 def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
-    """Color, marker and dashes of each label, given the name of its algorithm.
+    """Color and marker of each label, given the name of its algorithm.
 
-    An algorithm has its color by its name, in all figures and all runs. The plain label has its own marker, too; other
-    labels of the same algorithm have one by their own name. Where two labels of one suite would have one marker, alike in
-    grey, the later one, in alphabetical order, takes the next that is free.
+    The first label of an algorithm, its own name if that is one, has its color and marker in all figures and all runs; others
+    have those of their own name, or the next that are least used.
     """
     found: dict[str, Look] = {}
-    for label in sorted(algorithms, key=lambda one: (one != algorithms[one], one)):
-        name = algorithms[label]
-        place = KNOWN.index(name) if name in KNOWN else _number(name)
-        first = place if label == name else _number(label)
-        pairs = [
-            (COLORS[(place + step // len(MARKERS)) % len(COLORS)], MARKERS[(first + step) % len(MARKERS)])
-            for step in range(len(COLORS) * len(MARKERS))
-        ]
-        new = [pair for pair in pairs if pair not in {look[:2] for look in found.values()}]
-        own = [pair for pair in new if pair[1] not in {look.marker for look in found.values()}]
-        color, marker = (own or new or pairs)[0]
-        same = sum(algorithms[other] == name for other in found)
-        found[label] = Look(color, marker, DASHES[same % len(DASHES)])
+    first = {algorithms[one]: one for one in sorted(algorithms, key=lambda one: (one == algorithms[one], one))}
+    names = {label: name for name, label in first.items()}
+    for label in sorted(algorithms, key=lambda one: (one not in names, names.get(one) not in KNOWN, one)):
+        name = names.get(label, label)
+        place = KNOWN.index(name) if name in KNOWN else int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
+        used = [part for look in found.values() for part in look]
+        pairs = itertools.product(*([*all_[place % len(all_) :], *all_] for all_ in (COLORS, MARKERS)))
+        free = min(pairs, key=lambda pair: (pair in found.values(), *map(used.count, pair)))
+        found[label] = Look(*free)
     return found
-
-
-def _number(name: str) -> int:
-    return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
 
 
 def end_marker(look: Look) -> JsonObject:
     """The marker of an algorithm at the end of its curve: in grey, colors do not tell two of them apart."""
-    return {"marker": look.marker, "markevery": [-1], "ms": 4.5, "zorder": 3}
+    return {"marker": look.marker, "markevery": [-1], "ms": 4.5}
 
 
 def literal(text: str) -> str:
@@ -100,10 +81,10 @@ def literal(text: str) -> str:
 
 def line_name(name: str, word: str, component: int | None) -> str:
     """Legend entry of a line: of all components (None), or of one, counted from 0."""
-    return literal(name if component is None else f"{name}, {word} {component + 1}")
+    return name if component is None else f"{name}, {word} {component + 1}"
 
 
-def new_figure(title: str, panels: int) -> tuple[Any, Any]:
+def new_figure(title: str, panels: int, *, alone: bool = False) -> tuple[Any, Any]:
     """Create a figure with this number of panels: one column wide for a single panel, else two columns."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -113,7 +94,8 @@ def new_figure(title: str, panels: int) -> tuple[Any, Any]:
     rows = -(-panels // columns)
     width = ONE_COLUMN if panels == 1 else TWO_COLUMNS
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, 0.4 + rows * min(2.7, 0.78 * width / columns)), layout="constrained")
+        size = width, 0.4 + rows * min(2.7, 0.78 * width / columns)
+        figure = Figure(figsize=size, layout=None if alone else "constrained")
         FigureCanvasAgg(figure)
         axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
         for axis in axes[panels:]:
@@ -123,97 +105,17 @@ def new_figure(title: str, panels: int) -> tuple[Any, Any]:
     return figure, axes[:panels]
 
 
-def panel_points(axis: Any) -> float:
-    """Width of a panel without its labels, in points, before it is laid out."""
-    return float(0.75 * 72 * axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols)
+def log_ticks(axis: Any) -> None:
+    """Ticks of a logarithmic axis as plain numbers: typesetting a formula for each of them takes longer than the figure."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
 
-
-def threshold_lines(axis: Any, marks: Sequence[tuple[float, str]], hard: Sequence[float] | None = None) -> int:
-    """Upright lines with their names above the panel, where no data are, and the hard phase as a grey band.
-
-    Names that would meet stand higher: the result is how many lines of them there are.
-    """
-    low, high = axis.get_xlim()
-    last: list[float] = []
-    for value, name in sorted(marks):
-        if not low < value < high:
-            continue
-        axis.axvline(value, color="0.6", lw=0.8, ls="--", zorder=0)
-        at = float(axis.transAxes.inverted().transform(axis.transData.transform((value, 0)))[0])
-        half = 7 * LETTER * len(name) / 2 / panel_points(axis)
-        level = 0
-        while level < len(last) and at - half < last[level]:
-            level += 1
-        last[level : level + 1] = [at + half]
-        axis.annotate(name, (at, 1.0), xycoords="axes fraction", xytext=(0, 2 + 8 * level), textcoords="offset points",
-                      ha="center", va="bottom", annotation_clip=False, fontsize=7, color="0.4")  # fmt: skip
-    if hard:
-        # A band that is narrower than a line would be a name in the legend without a mark.
-        ends = axis.transAxes.inverted().transform(axis.transData.transform([(end, 0) for end in hard]))[:, 0]
-        if (min(ends[1], 1.0) - max(ends[0], 0.0)) * panel_points(axis) > 4:
-            axis.axvspan(*hard, color="0.9", zorder=0, label="hard phase")
-    axis.set_xlim(low, high)
-    return len(last)
-
-
-def log_axis(axis: Any, which: str) -> None:
-    """A logarithmic axis, ``"x"`` or ``"y"``, with plain numbers where it spans less than two decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    getattr(axis, f"set_{which}scale")("log")
-    one = getattr(axis, f"{which}axis")
-    low, high = getattr(axis, f"get_{which}lim")()
-    if np.log10(high / low) < 2:
-        one.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    low, high = axis.get_view_interval()
+    if low < high < 10 * low:
+        axis.set_major_locator(MaxNLocator(4))
     else:
-        one.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
-        one.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
-    one.set_minor_formatter(NullFormatter())
-
-
-def power_of_ten(value: float) -> str:
-    """Text ``10⁻³`` in Unicode, since typesetting a formula for every tick takes longer than the figure."""
-    if value <= 0 or not np.isfinite(value):
-        return ""
-    power = round(float(np.log10(value)))
-    return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def panel_title(axis: Any, text: str, *, above: float = 6.0) -> None:
-    """The title of a panel, ``above`` points over it, in lines as long as the panel is wide.
-
-    Parameters
-    ----------
-    text : str
-        As Matplotlib shows it, see ``literal``.
-    """
-    import textwrap
-
-    whole = text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")  # what belongs together stays on a line
-    lines = textwrap.fill(whole, max(12, int(panel_points(axis) / (8 * LETTER))), break_long_words=False)
-    # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
-    axis.set_title(lines, fontsize=8, y=1.0, pad=above)
-
-
-def floor_line(axis: Any, floor: float) -> None:
-    """The zero of a logarithmic axis: a grey line at its lower end, labeled 0."""
-    axis.axhline(floor, color=FLOOR, lw=2.5, zorder=0)
-    axis.annotate("0", (0.0, floor), xycoords=("axes fraction", "data"), xytext=(-4, 0), textcoords="offset points",
-                  ha="right", va="center", fontsize=7)  # fmt: skip
-
-
-def decades_to_zero(axis: Any, floor: float, top: float) -> None:
-    """A logarithmic error axis that ends at its zero, with no decade written over that."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_yscale("log")
-    floor_line(axis, floor)
-    every = max(1, int(np.ceil(-np.log10(floor) / 5)))
-    axis.set_yticks([10.0**k for k in range(-16, 6, every) if 3 * floor < 10.0**k <= top])
-    axis.set_yticks([], minor=True)
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
-    axis.set_ylim(floor / 1.5, top)
+        axis.get_major_locator().set_params(numticks=6)
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
@@ -224,16 +126,18 @@ def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels()):
             entries.setdefault(label, handle)
-    wide = figure.get_figwidth() > ONE_COLUMN
-    longest = max(map(len, entries), default=0)
-    columns = max(1, min(len(entries), int((125 if wide else 58) / (longest + 9))))
-    said = textwrap.fill(literal(note), 135 if wide else 64) or None
+    width = figure.get_figwidth()
+    columns = max(1, int(17.5 * width / (max(map(len, entries), default=0) + 9)))
+    said = textwrap.fill(literal(note), int(19 * width))
     if entries:
-        # Below the panels, which keep their height however many entries there are.
-        lines = -(-len(entries) // columns) + (said or "").count("\n") + bool(said)
-        figure.set_figheight(figure.get_figheight() + 0.14 * max(0, lines - 1))
-        figure.legend(entries.values(), entries, loc="outside lower center", ncol=columns, fontsize=7, frameon=False,
-                      handlelength=2.4, title=said, title_fontproperties={"size": 7})  # fmt: skip
+        place: JsonObject = {"loc": "upper center", "bbox_to_anchor": (0.5, 0)}
+        if figure.get_layout_engine():
+            # Below the panels, which keep their height however many entries there are.
+            lines = -(-len(entries) // columns) + len(said.splitlines())
+            figure.set_figheight(figure.get_figheight() + 0.14 * (lines - 1))
+            place = {"loc": "outside lower center"}
+        figure.legend(entries.values(), entries, ncol=columns, fontsize=7, frameon=False, handlelength=2.4, title=said or None,
+                      title_fontproperties={"size": 7}, **place)  # fmt: skip
     lay_out(figure)
 
 
@@ -278,19 +182,22 @@ def save_figure(
     return paths
 
 
-def svg_text(figure: Any) -> str:
-    """A figure as SVG."""
+def svg_text(figure: Any) -> tuple[str, Callable[[Any], Any]]:
+    """A figure as SVG without a background, cut to what is drawn, and the function from pixels to places in it."""
     import matplotlib
 
     buffer = io.StringIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+        box = figure.get_tightbbox().padded(0.03)  # inches
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches=box, transparent=True)
+    corner = np.array([box.x0, box.y1])
+    return buffer.getvalue(), lambda pixels: (pixels / figure.dpi - corner) * [72, -72]
 
 
-def looks_of(suite: Suite) -> dict[str, Look]:
-    """Styles of the algorithms of a suite, the same in all of its figures."""
-    return looks({table["label"]: table["spec"]["name"] for table in suite.algorithms})
+def looks_of(suite: Suite, rows: Sequence[JsonObject] = ()) -> dict[str, Look]:
+    """Styles of the algorithms of a suite, the same in all of its figures, and of labels that rows were told apart by."""
+    named = {table["label"]: table["spec"]["name"] for table in suite.algorithms}
+    return looks({row["algorithm"]: row["identity"]["algorithm"]["name"] for row in rows} | named)
 
 
 def floor_of(values: Iterable[float], target: float) -> float:

@@ -138,7 +138,7 @@ def test_run_json_of_another_making(tmp_path, capsys, text):
         assert (code, len(err.splitlines()), "unforeseen" in err) == (2, 1, False)
 
 
-@pytest.mark.parametrize("missing", ["jinja2", "matplotlib", "plotly"])
+@pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
 def test_a_report_asks_for_its_needs_first(ran, capsys, monkeypatch, missing):
     monkeypatch.setattr("smimbench.cli.show.stored_results", lambda *a, **k: pytest.fail("worked before it asked"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())

@@ -24,7 +24,7 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(text):
 
 
 def test_no_file_of_a_run_or_a_report_carries_formulas_or_steering_characters(tmp_path, capsys):
-    pytest.importorskip("jinja2"), pytest.importorskip("matplotlib"), pytest.importorskip("plotly")
+    pytest.importorskip("jinja2"), pytest.importorskip("matplotlib")
     text = ATTENTION.replace('label   = "softmax"', r'label   = "=cmd|\u001b[31m\u202e"') + "steps = 3\n"
     text = text.replace('name = "gamp"', 'name = "adam"\nlabel = "=HYPERLINK(1)\\u0007"')
     text = text.replace(

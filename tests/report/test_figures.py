@@ -10,15 +10,16 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 import smimbench
 from smimbench.report import figures
-from smimbench.report.charts import Chart, Panel, draw, save
+from smimbench.report.charts import Chart, Panel, Series, draw, save
 from smimbench.report.figures import Line, metric_chart, smooth, theory_charts, theory_series, varied
 from smimbench.report.learning_curves import seconds_chart
 from smimbench.report.results import Results
-from smimbench.report.style import COLORS, KNOWN, floor_of, looks, new_figure, save_figure, threshold_lines
+from smimbench.report.style import COLORS, KNOWN, floor_of, looks, new_figure, save_figure
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
@@ -54,13 +55,13 @@ def test_an_algorithm_looks_the_same_in_every_suite():
     other = looks({"adam fast": "adam", "adam": "adam", "mine": "my-own", "other": "another"})
     assert one["adam"] == other["adam"]
     assert one["mine"] == other["mine"]
-    assert other["adam fast"].color == other["adam"].color
+    assert len({look.color for look in other.values()}) == len({look.marker for look in other.values()}) == 4
     assert [looks({name: name})[name].color for name in KNOWN] == COLORS
 
 
 def test_no_two_look_alike():
-    found = looks({f"label {i}": f"algorithm {i % 7}" for i in range(60)})
-    assert len({(look.color, look.marker) for look in found.values()}) == 60
+    found = looks({f"label {i}": f"algorithm {i % 7}" for i in range(30)})
+    assert len({(look.color, look.marker) for look in found.values()}) == 30
 
 
 def test_colors_can_be_told_apart_without_seeing_red_from_green():
@@ -79,8 +80,8 @@ def test_smooth_theory_goes_through_its_points_and_overshoots_nowhere():
     assert (np.diff(line.value) <= 1e-12).all()
     broken = smooth(Line(x, y, 0 * y), [0.55])
     between = (broken.alpha > 0.5) & (broken.alpha < 0.6)
-    assert broken.alpha[between].tolist() == [0.55]
-    assert np.isnan(broken.value[between]).all(), "a line across the threshold says something that is not known"
+    assert not between.any(), "a line across the threshold says something that is not known"
+    assert np.isnan(broken.value[broken.alpha == 0.6]).any()
 
 
 def test_a_logarithmic_axis_ends_below_all_that_is_not_zero():
@@ -91,7 +92,7 @@ def test_a_logarithmic_axis_ends_below_all_that_is_not_zero():
 def test_where_theory_reaches_zero_the_axis_is_logarithmic(results):
     _, rows, _, _, figures = results
     error, overlap, *_ = figures
-    assert error.axes[0].get_yscale() == "log"
+    assert error.axes[0].get_yscale() == "symlog"
     assert overlap.axes[0].get_yscale() == "linear"
     smallest = min(one["mean"] for one in rows if one["metric"] == "mse")
     assert error.axes[0].get_ylim()[0] < smallest
@@ -106,13 +107,8 @@ def test_every_mark_stands_at_its_sample_ratio_and_none_is_cut_off(results):
             if one["metric"] == metric:
                 assert low < one["mean"] < high
                 assert left < one["alpha"] < right
-        marks = [line for line in axis.lines if line.get_linestyle() == "None" and line.get_marker() in "os"]
-        axis.figure.draw_without_rendering()
-        shown = {
-            round(float(x), 9)
-            for line in marks
-            for x in axis.transData.inverted().transform(line.get_transform().transform(line.get_xydata()))[:, 0]
-        }
+        marks = [one for one in axis.collections if isinstance(one, PathCollection)]
+        shown = {round(float(x), 9) for one in marks for x in one.get_offsets()[:, 0]}
         assert shown == {round(one["alpha"], 9) for one in rows if one["metric"] == metric}
 
 
@@ -137,8 +133,8 @@ def test_marks_of_one_height_are_not_cut(tmp_path):
     (axis,) = draw(metric_chart(suite, rows, TheoryCache(), "mse")).axes
     axis.figure.draw_without_rendering()
     assert axis.get_ylim()[0] <= 0
-    (mark,) = [line for line in axis.lines if line.get_marker() == "o"]
-    height = axis.transData.transform((1.0, 0.9))[1] + mark.get_markersize() / 72 * axis.figure.dpi / 2
+    (mark,) = [one for one in axis.collections if isinstance(one, PathCollection)]
+    height = axis.transData.transform((1.0, 0.9))[1] + mark.get_sizes().max() ** 0.5 / 72 * axis.figure.dpi / 2
     assert height < axis.bbox.y1
 
 
@@ -180,15 +176,6 @@ def test_a_followed_curve_is_drawn_densely(tmp_path):
             assert lines[1][middle] == pytest.approx(point["overlap"][0][0], rel=1e-12)
 
 
-def test_thresholds_that_are_near_have_labels_that_do_not_meet():
-    figure, (axis,) = new_figure("", 1)
-    axis.set_xlim(0, 1)
-    threshold_lines(axis, [(0.5, "weak recovery"), (0.55, "perfect recovery"), (2.0, "elsewhere")])
-    figure.draw_without_rendering()
-    one, two = (text.get_window_extent() for text in axis.texts)
-    assert not one.overlaps(two)
-
-
 def test_a_single_panel_fits_one_column_and_several_two():
     assert new_figure("", 1)[0].get_figwidth() == 3.4
     assert new_figure("", 3)[0].get_figwidth() == 7.0
@@ -206,7 +193,7 @@ def test_the_data_lie_beside_every_figure(results):
 
 def test_the_caption_explains_every_mark(results):
     text = (results[2] / "mse.svg").read_text()
-    assert "mean and standard error over 2 runs; hollow: some did not converge" in text
+    assert "mean and standard error over 2 runs; larger: at larger dimensions; hollow: some did not converge" in text
 
 
 def test_the_same_figure_is_the_same_bytes(tmp_path):
@@ -248,7 +235,7 @@ def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
     suite = load_suite(write_suite(tmp_path, text))
     about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}, "bayes": 0.0}
     (axis,) = draw(metric_chart(suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], TheoryCache(), "mse")).axes
-    assert axis.get_yscale() == "log"
+    assert axis.get_yscale() == "symlog"
     low, high = axis.get_ylim()
     assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
 
@@ -265,7 +252,11 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     labels = axis.get_legend_handles_labels()[1]
     assert {"Bayes-optimal", "gamp, predicted"} <= set(labels)
     lines = [line for line in axis.lines if line.get_linestyle() in ("-", "--") and len(line.get_xdata()) > 1]
-    marks = [list(line.get_xdata()) for line in axis.lines if line.get_marker() == "_" and line.get_markersize() > 10]
+    marks = [
+        list(one.get_offsets()[:, 0])
+        for one in axis.collections
+        if one.get_label() in ("Bayes-optimal", "gamp, predicted")
+    ]
     assert bool(lines) is not bars
     assert marks == ([alphas, alphas] if bars else [])
     assert "bars at one or two sample ratios: Bayes-optimal" in found.caption
@@ -273,7 +264,7 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
 
 def test_bars_of_theory_have_their_errors():
     bar = theory_series(Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", {})
-    (axis,) = draw(Chart("x", "", [Panel("", "", "", [bar])], "")).axes
+    (axis,) = draw(Chart("x", "", [Panel("", "", "", [bar])])).axes
     (container,) = axis.containers
     (segment,) = container[2][0].get_segments()
     assert segment[:, 1] == pytest.approx([0.7, 0.9])
@@ -325,8 +316,7 @@ def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
     assert dashed.get_ydata()[:-1] == pytest.approx(1 - dashed.get_xdata()[:-1] / 4)
     drawn = {entry["what"] for entry in found.rows}
     assert {"Bayes-optimal", "uninformed branch (reached by algorithms)", "threshold"} <= drawn
-    names = {text.get_text() for text in axis.texts}
-    assert names >= {
+    assert set(handles) >= {
         "weak recovery", "component 2 learned", "perfect recovery (informed)", "perfect recovery (uninformed)", "spinodal"
     }  # fmt: skip
     assert "hard phase" in handles
@@ -334,8 +324,7 @@ def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
 
 @pytest.mark.parametrize("hard", [[1.0, 1.0001], [5.0, 6.0]])
 def test_a_hard_phase_that_cannot_be_seen_has_no_place_in_the_legend(hard):
-    _, (axis,) = new_figure("", 1)
-    axis.plot([0, 2], [0, 1])
-    threshold_lines(axis, [], hard)
+    line = Series("", {"alpha": [0, 2], "value": [0, 1]})
+    (axis,) = draw(Chart("x", "", [Panel("", "", "", [line], hard=hard)])).axes
     assert axis.get_legend_handles_labels()[1] == []
     assert axis.get_xlim()[1] < 3

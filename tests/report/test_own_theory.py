@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import smimbench
-from smimbench.report.charts import draw, page_charts, save
+from smimbench.report.charts import save
 from smimbench.report.figures import metric_chart
 from smimbench.report.learning_curves import trajectory_chart
 from smimbench.report.results import Results
@@ -191,28 +191,22 @@ def test_trajectories_are_drawn(results):
     assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".csv"]
     text = paths[1].read_text()
     assert text.count("stroke-dasharray") >= 4  # error and overlap of message passing and of the stream
-    groups, charts = page_charts([chart], 1e-3)
-    assert [group["name"] for group in groups] == ["trajectories"]
-    assert [chart["xlabel"] for chart in charts] == ["iteration", "samples / D"]
-    for shown in charts:
-        curves = {trace["name"]: trace for trace in shown["traces"]}
-        assert [name for name, trace in curves.items() if trace["dash"] == "dash"] == [
+    assert [panel.xlabel for panel in chart.panels] == ["iteration", "samples / D"]
+    for panel in chart.panels:
+        curves = {series.name: series for series in panel.series}
+        assert [name for name, series in curves.items() if series.style["ls"] == "--"] == [
             "MSE, predicted", "overlap, predicted",
         ]  # fmt: skip
-        theory, runs = curves["MSE, predicted"], curves["MSE, mean of runs"]
-        assert runs["y"][0] == pytest.approx(theory["y"][0], rel=0.2)
+        theory, runs = (curves[name].numbers("value") for name in ("MSE, predicted", "MSE, mean of runs"))
+        assert runs[0] == pytest.approx(theory[0], rel=0.2)
 
 
 def test_own_theory_of_one_sample_ratio_can_be_seen(results):
-    """A dashed line through one point has no length: a mark stands for it, in the figure as in the page's chart."""
+    """A dashed line through one point has no length: a mark stands for it."""
     pytest.importorskip("matplotlib")
     suite, rows, *_ = results
-    chart = metric_chart(suite, rows, TheoryCache(), "mse")
-    charts = page_charts([chart], 1e-3)[1]
-    (trace,) = [t for t in charts[0]["traces"] if t["name"] == "erm, predicted"]
+    (panel, *_) = metric_chart(suite, rows, TheoryCache(), "mse").panels
+    (series,) = [one for one in panel.series if one.name == "erm, predicted"]
     (row,) = [row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"]
-    assert (trace["mode"], trace["symbol"]) == ("markers", "line-ew-open")
-    assert trace["y"] == [pytest.approx(row["own_theory"], rel=1e-5)]
-    figure = draw(chart)
-    (bar,) = [one for one in figure.axes[0].containers if one.get_label() == "erm, predicted"]
-    assert bar.lines[0].get_marker() == "_"
+    assert (series.kind, series.style["marker"]) == ("marks", "_")
+    assert series.numbers("value").tolist() == [row["own_theory"]]

@@ -4,59 +4,45 @@ import itertools
 
 import pytest
 
-from smimbench.report.style import (
-    decades_to_zero,
-    finish,
-    floor_line,
-    log_axis,
-    new_figure,
-    panel_title,
-    power_of_ten,
-    save_figure,
-)
+from smimbench.report.charts import Chart, Panel, Series, draw
+from smimbench.report.style import finish, new_figure, save_figure
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.0, "10⁰"), (1e-3, "10⁻³"), (1e12, "10¹²"), (0.0, ""), (float("nan"), "")]
-)
-def test_powers_of_ten_are_written_as_letters(value, text):
-    assert power_of_ten(value) == text
+def drawn(panels):
+    figure = draw(Chart("x", "title", panels))
+    figure.draw_without_rendering()
+    return figure
+
+
+def line(y, x=(1.0, 2.0)):
+    return Series("line", {"alpha": x, "value": y})
 
 
 def test_no_tick_of_a_wide_axis_is_typeset_as_a_formula():
-    _, (axis,) = new_figure("", 1)
-    axis.plot([1e-4, 1e3], [1, 2])
-    log_axis(axis, "x")
-    axis.figure.draw_without_rendering()
+    (axis,) = drawn([Panel("", "", "", [line([1, 2], [1e-4, 1e3])], xlog=True)]).axes
     texts = [label.get_text() for label in axis.get_xticklabels()]
-    assert "10⁰" in texts
+    assert {"0.01", "1"} <= set(texts)
     assert not any("$" in text for text in texts)
 
 
-@pytest.mark.parametrize("floor", [1e-10, 1e-7, 5e-4])
+@pytest.mark.parametrize("floor", [1e-10, 1e-7, 1e-4])
 def test_no_decade_is_written_over_the_zero_of_an_axis(floor):
-    figure, (axis,) = new_figure("", 1)
-    axis.plot([1, 2], [1.0, 0.1])
-    decades_to_zero(axis, floor, 3.0)
-    finish(figure, [axis])
-    renderer = figure._get_renderer()
-    zero = next(text for text in axis.texts if text.get_text() == "0").get_window_extent(renderer)
+    (axis,) = drawn([Panel("", "", "", [line([1.0, 0.0])], zero=floor)]).axes
     low, high = axis.get_ylim()
     ticks = [tick.label1 for tick in axis.yaxis.get_major_ticks() if low <= tick.get_loc() <= high]
-    assert ticks
-    assert not [tick.get_text() for tick in ticks if tick.get_window_extent(renderer).overlaps(zero)]
+    assert "0" in [tick.get_text() for tick in ticks]
+    boxes = sorted((tick.get_window_extent() for tick in ticks), key=lambda box: box.y0)
+    assert len(boxes) >= 3
+    assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
 
 
 def test_a_long_title_is_broken_and_meets_no_other():
-    figure, axes = new_figure("", 3)
-    for axis in axes:
-        axis.plot([0, 1], [0, 1])
-        panel_title(axis, "a problem whose name is longer than its panel is wide, α = 0.12, d = 80")
-        for line in axis.get_title().splitlines():
-            assert not line.startswith(("=", "0.12", "80"))
-    finish(figure, axes)
-    renderer = figure._get_renderer()
-    boxes = [axis.title.get_window_extent(renderer) for axis in axes]
+    title = "a problem whose name is longer than its panel is wide, α = 0.12, d = 80"
+    figure = drawn([Panel(title, "", "", [line([0, 1])]) for _ in range(3)])
+    for axis in figure.axes:
+        for words in axis.get_title().splitlines():
+            assert not words.startswith(("=", "0.12", "80"))
+    boxes = [axis.title.get_window_extent() for axis in figure.axes]
     assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
     assert min(box.x0 for box in boxes) >= 0
     assert max(box.x1 for box in boxes) <= figure.bbox.width
@@ -82,7 +68,6 @@ def test_the_layout_is_that_of_the_figure_whatever_the_user_has_set(tmp_path):
         with matplotlib.rc_context({"figure.autolayout": on}):
             figure, (axis,) = new_figure("title", 1)
             axis.plot([0, 1], [0, 1], label="line")
-            floor_line(axis, 0.5)
             finish(figure, [axis])
             files.append(save_figure(figure, tmp_path, f"figure-{on}")[1].read_bytes())
     assert files[0] == files[1]
