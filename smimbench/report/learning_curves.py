@@ -208,7 +208,7 @@ def trajectory_chart(results: Results) -> Chart | None:
         if not isinstance(theory, str) and "trajectory" in theory:
             alpha = ratio if used_fresh(records[0]) else cell.alpha  # as in tables
             runs = [run for run in map(results.store.trajectory, records) if run is not None and "mse" in run]
-            found[*place[:2], alpha, place[3]] = problem, theory["trajectory"], runs
+            found[place] = (*place[:2], alpha, place[3]), problem, theory["trajectory"], runs
     if not found:
         return None
     chosen, left_out = chosen_panels(found)
@@ -216,7 +216,7 @@ def trajectory_chart(results: Results) -> Chart | None:
         "Solid: mean of the runs, with quartiles; dashed: the predicted trajectory; dotted: theory as the dimension grows, "
         "from the same starts."
     )
-    panels = [_trajectory_panel(place, *found[place]) for place in chosen]
+    panels = [_trajectory_panel(*found[place]) for place in chosen]
     return Chart("trajectories", results.suite.title, panels, note + left_out)
 
 
