@@ -48,6 +48,12 @@ QUICK = (
 )
 """Suites whose theory and figure take a second or two."""
 
+LIGHTER: dict[str, tuple[str, ...]] = {
+    "aim-hardmax-tokens": tuple(f"problems.{place}.channel.samples=16384" for place in range(3)),
+    "aim-two-layers": ("grid.alpha=[0.1]",),
+}
+"""Suites whose theory takes a minute: fewer samples or values lead through the same code."""
+
 RUNS = ("extensive", "low-rank", "retries", "figures")
 """Suites in ``suites/`` that are run; ``two-layers`` is slow."""
 
@@ -108,7 +114,8 @@ def public_names() -> dict[str, list[str]]:
 def theory_of(name: str, results: Path) -> list[dict[str, Any]]:
     """What ``smimbench theory --json`` says of a suite: points, thresholds, published values, theory of its algorithms."""
     found = []
-    for problem in _command("theory", name, "--results", str(results), "--quiet", "--json"):
+    changes = [word for change in LIGHTER.get(name, ()) for word in ("--set", change)]
+    for problem in _command("theory", name, "--results", str(results), "--quiet", "--json", *changes):
         found.append(
             {
                 "points": [_point(point) for point in problem["points"]],
@@ -234,8 +241,12 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     from smimbench.run.theory_cache import TheoryCache
 
     document, shared = read_packed(PACKED / f"{name}.json")
-    suite = load_suite(name, shared["overrides"])
-    drawn = metric_chart(suite, document["rows"], TheoryCache(results / "theory"), suite.run.metrics[0])
+    suite = load_suite(name, (*shared["overrides"], *LIGHTER.get(name, ())))
+    rows = document["rows"]
+    if name in LIGHTER:
+        near = [alpha for plan in suite.plans for alpha in plan.alphas]
+        rows = [row for row in rows if any(math.isclose(row["alpha"], alpha, rel_tol=0.02) for alpha in near)]
+    drawn = metric_chart(suite, rows, TheoryCache(results / "theory"), suite.run.metrics[0])
     assert drawn is not None
     return drawn_of(drawn.rows)
 

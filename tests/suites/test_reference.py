@@ -14,6 +14,7 @@ from smimbench.report.packed import read_packed
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import shipped_suites
 from tests.helpers import ROOT, call
+from tests.net.collect import LIGHTER
 
 FOLDER = ROOT / "results" / "reference"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -54,7 +55,7 @@ def test_a_page_has_its_figures_its_table_and_the_command_that_made_it(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_theory_is_still_what_the_code_says(path, solved):
     document, shared = read_packed(path)
-    suite = load_suite(path.stem, shared["overrides"])
+    suite = load_suite(path.stem, [*shared["overrides"], *LIGHTER.get(path.stem, ())])
     plans = {plan.label: plan.problem for plan in suite.plans}
     rows = [row for row in document["rows"] if row["metric"] in ("mse", "overlap") and row["bayes"] is not None]
     for label, own in grouped(rows, lambda row: row["problem"]).items():
