@@ -1,6 +1,5 @@
 """Fixtures shared by all tests: array namespaces that stand in for a GPU."""
 
-import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -9,6 +8,8 @@ from pathlib import Path
 os.environ["SCIPY_ARRAY_API"] = "1"
 # What tests measure of the machine stays out of the user's own cache, and is measured once.
 os.environ.setdefault("SMIMBENCH_CACHE", os.path.join(tempfile.gettempdir(), "smimbench-test-cache"))
+# Tests start hundreds of processes: what one of them compiles is kept for the others, as the kernels' machine code is.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # As many processes as cores are running already (pytest -n): more BLAS threads than one would fight over them.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ.get("OPENBLAS_NUM_THREADS", "1")
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import Backend, get_backend
+from smimbench.registry.registry import get_registry
 
 
 class ReadOnlyNumpy(Backend):
@@ -91,20 +93,16 @@ def solved(shared) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_once(shared) -> None:
-    """In a fresh checkout one of the processes of ``pytest -n`` compiles the kernels; the others would do the same meanwhile."""
-    folder = Path(__file__).parent.parent / "plugins" / "smimbench_channels"
-    if "PYTEST_XDIST_WORKER" not in os.environ or any(folder.rglob("*.nbi")):
-        return
-    with (shared / "compiling").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not any(folder.rglob("*.nbi")):
-            from smimbench_channels.attention.softmax import AttentionSoftmax
-            from smimbench_channels.sequence.softmax import SequenceSoftmax
-
-            for channel, sites in ((SequenceSoftmax(2, layers=2), 2), (AttentionSoftmax(2, layers=2), 3)):
-                z = np.ones((1, 2, sites)) * np.arange(sites)
-                channel.posterior(channel.forward(z), 0 * z, np.eye(2))
+def _compiled_once() -> None:
+    """In a fresh checkout two of the processes of ``pytest -n`` compile a kernel each, which both would compile otherwise."""
+    layers = {"gw0": ("sequence", 2), "gw1": ("attention", 3)}
+    place, sites = layers.get(os.environ.get("PYTEST_XDIST_WORKER", ""), ("", 0))
+    channels = Path(__file__).parent.parent / "plugins" / "smimbench_channels" / place
+    if sites and not any(channels.rglob("*.nbi")):
+        model = "sequence-multi-index" if place == "sequence" else "attention-indexed"
+        channel = get_registry().get("channel", "softmax", model).item(2, layers=2)
+        z = np.ones((1, 2, sites)) * np.arange(sites)
+        channel.posterior(channel.forward(z), 0 * z, np.eye(2))
 
 
 @pytest.fixture

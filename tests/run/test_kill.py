@@ -15,9 +15,9 @@ from smimbench.run.store import Store
 from tests.helpers import ATTENTION, call, call_outside, command, environment, write_suite
 
 KILLS = 3  # docs/checks/kills.py kills hundreds of times
-CELLS = 32
+CELLS = 16
 SUITE = (
-    ATTENTION.replace("seeds     = 2", "seeds     = 8")
+    ATTENTION.replace("seeds     = 2", "seeds     = 4")
     + '[[algorithms]]\nname = "adam"\nsteps = 15\n[run]\nmax_iterations = 15\n'
 )
 # What of a row does not come from a clock.
@@ -139,7 +139,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
-    suite = write_suite(tmp_path, SUITE.replace("= 8\n", "= 500\n", 1))
+    suite = write_suite(tmp_path, SUITE.replace("= 4\n", "= 500\n", 1))
     folder = tmp_path / "results" / "small"
     process = interruptible("run", suite, "--results", tmp_path / "results", "--workers", "2")
     limit = time.monotonic() + 60

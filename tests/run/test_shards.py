@@ -17,7 +17,7 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, call, command, environment, write_suite
 from tests.run.test_campaign import numbers
 
-TEXT = SUITE.replace("seeds     = 2", "seeds     = 6").replace("steps = 5", "steps = 200")
+TEXT = SUITE.replace("seeds     = 2", "seeds     = 4").replace("steps = 5", "steps = 200")
 SHARDS = 4
 
 
