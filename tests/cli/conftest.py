@@ -31,5 +31,10 @@ def twice(ran, tmp_path_factory):
     folder = tmp_path_factory.mktemp("twice") / "ran"
     shutil.copytree(ran[0], folder)
     suite = folder / "small.toml"
-    assert ends_with("run", suite, "--results", folder / "results", "--workers", "1", "--set", "grid.seed=7") == 0
+    assert (
+        ends_with(
+            "run", suite, "--results", folder / "results", "--workers", "1", "--set", "grid.seed=7", "--no-figure"
+        )
+        == 0
+    )
     return folder

@@ -25,12 +25,14 @@ def test_no_text_of_the_first_page_is_cut(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_each_settings_has_figures_and_a_run_file_of_its_own(twice):
+def test_each_settings_has_figures_and_a_run_file_of_its_own(twice, capsys):
     own = twice / "results" / "small"
     (other,) = (own / "settings").iterdir()
     assert "grid.seed=7" in other.name
     shared = [json.loads((folder / "run.json").read_text()) for folder in (own, other)]
     assert [one["overrides"] for one in shared] == [[], ["grid.seed=7"]]
+    run = ("run", twice / "small.toml", "--results", twice / "results", "--workers", "1", "--set", "grid.seed=7")
+    assert call(capsys, *run)[0] == 0
     pictures = [(folder / "figures" / "mse.png").read_bytes() for folder in (own, other)]
     assert pictures[0] != pictures[1]
     assert len([p for p in own.glob("*.json") if p.name != "run.json"]) == 16  # the records of both
