@@ -144,7 +144,9 @@ def is_sabotage(one):
 
 def percent(number, form="+.1f"):
     """In per cent; blank for None."""
-    return "" if number is None else f"{100 * number:{form}}"
+    if number is None:
+        return ""
+    return "above 1000" if number > 10 else f"{100 * number:{form}}"
 
 
 def print_sabotages(folder):
@@ -162,7 +164,8 @@ def print_sabotages(folder):
     print("| problem | algorithm | true deviation, % | matches | would have seen, % | seen, % | of | z |")
     print("|---|---|---|---|---|---|---|---|")
     for one in full:
-        true = f"{percent(one['true'], '+.2f')} ± {percent(one['true_error'], '.2f')}" if is_sabotage(one) else "intact"
+        true = f"{percent(one['true'], '+.2f')} ± {percent(one['true_error'], '.2f')}"
+        true = "intact" if not is_sabotage(one) else "unknown" if one["true_error"] > 1 else true
         below = ", below the optimum" if one["below_optimum"] else ""
         z = "" if one["deviation_z"] is None else f"{one['deviation_z']:+.1f}"
         print(

@@ -35,10 +35,10 @@ POWER = 0.99
 VAGUE = 0.5
 """Deviation that has to be seen if runs are to say yes. Halved, four times as many runs are needed."""
 
-FINITE = {"lower": 20.0, "higher": 10.0, "one": 6.0}
+FINITE = {"lower": 20.0, "higher": 10.0, "one": 10.0}
 """Allowance for a correction of finite size whose coefficient is not known, times D, by the direction of a metric: corrections of
 errors are between -6 / D and 20 / D, the largest near perfect recovery, those of overlaps up to 5 / D, of Nishimori ratios up to
-3 / D. Doubled, runs at a single size say less."""
+3 / D, of the calibration up to 10 / D (matrices from few samples). Doubled, runs at a single size say less."""
 
 SCATTER = 30.0
 """Relative variance of single runs times D from which on finite size may explain any deviation: 1 to 10 away from thresholds, 20
