@@ -76,13 +76,13 @@ class Averaged(Algorithm):
     def __post_init__(self) -> None:
         require(self, "students", self.students >= 1, "at least 1")
         table = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
-        name, _ = table.pop("name", None), table.pop("version", None)
+        name, package, *_ = (table.pop(key, None) for key in ("name", "distribution", "version", "source"))
         if not isinstance(name, str):
             raise ParameterError("of.name", f"must be the name of an algorithm, got {name!r}")
         if name == self.name:
             raise ParameterError("of.name", f"must not be {name!r} itself; raise students instead")
         try:
-            entry = get_registry().get("algorithm", name)
+            entry = get_registry().get("algorithm", f"{package}:{name}" if package else name)
         except RegistryError as error:
             raise ParameterError("of.name", str(error)) from None
         try:
@@ -90,7 +90,9 @@ class Averaged(Algorithm):
         except ParameterError as error:
             raise ParameterError(f"of.{error.key}", error.message) from None
         # Written out with defaults and version, so that a change of either makes another cell.
-        full = {"name": name, "version": entry.item.version, **parameters_of("algorithm", inner)}
+        full = {"name": entry.name, "version": entry.item.version, **parameters_of("algorithm", inner)}
+        if entry.source is not None:
+            full |= {"distribution": entry.distribution, "source": entry.source}
         object.__setattr__(self, "of", full)
         object.__setattr__(self, "_inner", inner)
         object.__setattr__(self, "_entry", entry)

@@ -20,7 +20,7 @@ import psutil
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
-from smimbench.files import canonical_json, remove_leftovers
+from smimbench.files import canonical_json, remove_leftovers, unless
 from smimbench.problem.problem import CODE, SECRET, ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
@@ -136,9 +136,15 @@ def hide_seed(suite: Suite, store: Store) -> tuple[Suite, Store]:
             os.fsync(own.fileno())
             with contextlib.suppress(FileExistsError):  # another part of this run was faster
                 os.link(own.name, file)
-    seed = int(file.read_text())
+    seed = read_seed(Store(folder))
     stand_in = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:7], "big")
     return suite.with_seed(stand_in, seed), Store(folder)
+
+
+def read_seed(store: Store) -> int | None:
+    """The secret seed of a run that is not complete; None of another run."""
+    text = unless(FileNotFoundError, (store.folder / SEED).read_text)
+    return None if text is None else int(text)
 
 
 def publish_seed(suite: Suite, hidden: Suite, store: Store, backends: Sequence[str], *, timing: bool) -> Suite | None:
@@ -205,7 +211,7 @@ def plan_campaign(
     BackendError
         If a backend is not there.
     """
-    if (store.folder / SEED).exists() and suite.secret is None and not dry_run:
+    if suite.secret is None and read_seed(store) is not None and not dry_run:
         raise SuiteError(suite.file, "--secret-seed", f"is needed to go on: smimbench run {suite.name} --secret-seed")
     # With Dask the device is that of the workers.
     places = [get_backend(one, suite.run.dtype) for one in backends if not (dask and one in DEVICES)]

@@ -88,7 +88,9 @@ class Cell:
     def distributions(self) -> frozenset[str]:
         """Third-party packages whose code the cell runs, through its items, metrics and start."""
         model = self.problem["model"]["name"]
-        found = {spec["distribution"] for spec in (*self.problem.values(), self.algorithm) if "distribution" in spec}
+        inner = (value for value in self.algorithm.values() if isinstance(value, dict) and "source" in value)
+        items = (*self.problem.values(), self.algorithm, *inner)
+        found = {item["distribution"] for item in items if "distribution" in item}
         named = [("metric", name.partition("@")[0]) for name in self.run.metrics]
         named += [] if self.run.start in STARTS else [("algorithm", self.run.start)]
         for kind, name in named:

@@ -160,6 +160,19 @@ def test_its_numbers_are_those_of_a_run_in_one_process(runs):
     np.testing.assert_equal(*paths)
 
 
+def test_the_mean_of_runs_of_somebody_elses_algorithm_finds_it(tmp_path):
+    try:
+        (cell,) = cells_in(tmp_path, ["averaged"], ['algorithms[0].of="honest"', "algorithms[0].students=2"])
+        first, again = (run_cells([cell], Store(tmp_path / name))[0] for name in "ab")
+        assert cell.distributions() == {"peeks"}
+        assert cell.rebuild()[1].of == cell.algorithm["of"]
+    finally:
+        set_registry(None)
+    assert first["status"] == "ok", first["reason"]
+    assert first["metrics"] == again["metrics"]
+    assert first["metrics"]["mse"][0] < 0.8
+
+
 @pytest.mark.parametrize("start", ["informed", "spectral"])
 def test_starts_are_the_same_where_the_teacher_is_not(tmp_path, start):
     try:

@@ -8,7 +8,9 @@ import pytest
 
 from smimbench.problem.problem import SECRET, seed_sequence
 from smimbench.run.campaign import hide_seed, plan_campaign, publish_seed, run_cells
+from smimbench.run.cost import Shard
 from smimbench.run.store import Store
+from smimbench.run.verification import rerun
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
 from tests.helpers import LINE, call, suite_text, write_suite
@@ -26,9 +28,10 @@ def test_a_run_that_was_stopped_goes_on_and_is_published_when_all_is_there(tmp_p
     suite, store = hide_seed(asked, home)
     assert SECRET <= suite.secret < 2 * SECRET
     assert stat.S_IMODE((store.folder / "seed").stat().st_mode) == 0o600
-    cells = suite.cells()
-    run_cells(cells[:3], store)
+    run_cells(suite.cells()[:3], store)
     assert publish_seed(asked, suite, home, ["numpy"], timing=False) is None
+    found = rerun(asked.with_seed(suite.seed).cells(), store, count=2, seed=0)  # the stand-in would give other numbers
+    assert (found.checked, found.wrong) == (2, [])
     again, _ = hide_seed(asked, home)  # as after a kill
     assert (again.seed, again.secret) == (suite.seed, suite.secret)
     campaign = plan_campaign(again, store)
@@ -49,9 +52,24 @@ def test_a_run_that_was_stopped_goes_on_and_is_published_when_all_is_there(tmp_p
         assert record["metrics"] == before["metrics"]
         assert len(home.trajectory(record)["iteration"]) > 5
     # Anyone can run it again, and no other run of the system has the same seed.
-    rerun = {record["key"]: record for record in run_cells(published.cells(), Store(tmp_path / "rerun"))}
-    assert {key: one["metrics"] for key, one in rerun.items()} == {key: one["metrics"] for key, one in records.items()}
+    again = {record["key"]: record for record in run_cells(published.cells(), Store(tmp_path / "rerun"))}
+    assert {key: one["metrics"] for key, one in again.items()} == {key: one["metrics"] for key, one in records.items()}
     assert hide_seed(asked, home)[0].secret != suite.secret
+
+
+def test_parts_of_a_run_share_the_seed_and_the_last_one_publishes_it(tmp_path):
+    asked, home = load_suite(write_suite(tmp_path, TEXT)), Store(tmp_path / "results" / "small")
+    seeds, published = set(), []
+    for number in (1, 2):
+        suite, store = hide_seed(asked, home)
+        seeds.add(suite.secret)
+        campaign = plan_campaign(suite, store, shard=Shard(number, 2))
+        assert 0 < len(campaign.missing) < len(suite.cells())
+        campaign.run()
+        published.append(publish_seed(asked, suite, home, ["numpy"], timing=False))
+    assert published[0] is None
+    assert seeds == {published[1].seed}
+    assert set(home.load()) == {cell.key for cell in published[1].cells()}
 
 
 @pytest.mark.slow
