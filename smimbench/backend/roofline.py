@@ -97,16 +97,8 @@ def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
             if key != "tf32" or place.accelerated:  # processors of a host have no such mode
                 rates[key] = _products(place, threads)
         rates["bandwidth"] = _bandwidth(get_backend(backend), threads)
-    document = {
-        "version": VERSION,
-        "rates": rates,
-        "machine": machine.machine_info(),
-        "backend": backend,
-        "threads": threads,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "written": time.time(),
-    }
     path = cache_folder() / f"ceilings-{name_of(backend, threads)}.json"
+    document = {"version": VERSION, "rates": rates}
     # A home that cannot be written to costs two seconds a run, no more.
     unless(StoreError, write_atomically, path, (json.dumps(document, indent=1) + "\n").encode())
     return rates

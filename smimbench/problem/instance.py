@@ -78,10 +78,15 @@ class Instance:
         dtype = "float32" if namespace(inputs).finfo(inputs.dtype).bits == 32 else "float64"
 
         def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-            pair = self.problem.draw(self.signal, n, rng, dtype)
-            return backend.asarray(pair[0]), backend.asarray(pair[1])
+            new, of_new = self.fresh(rng, n, dtype)
+            return backend.asarray(new), backend.asarray(of_new)
 
         return Data(inputs, labels, self.sample_ratio, start, fresh)
+
+    def fresh(self, rng: np.random.Generator, n: int, dtype: str) -> tuple[Host, Host]:
+        """So many new samples of the same teacher, on the host."""
+        found: tuple[Host, Host] = self.problem.draw(self.signal, n, rng, dtype)
+        return found
 
     def checksum(self) -> tuple[float, ...]:
         """Checksum of teacher, inputs and labels, to detect changes to them; reads all of them once."""

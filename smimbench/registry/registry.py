@@ -386,7 +386,8 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
     if missing:
         return f"lacks {', '.join(missing)}"
     if choices:
-        return _missing_choice(BASES[kind], cls, choices)
+        fewest = (one for one in choices if not any(set(other) < set(one) for other in choices))
+        return f"needs {' or '.join(', '.join(one) for one in fewest)}"
     named = isinstance(cls.name, str) and re.fullmatch(r"[a-z0-9][a-z0-9._-]*", cls.name)
     rules = {
         "name must be lower-case letters, digits, '.', '_' or '-'": (named, cls.name),
@@ -403,14 +404,3 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
         if not kept:
             return f"{rule}, got {shown(value)}"
     return ignored_default(cls)
-
-
-def _missing_choice(base: type[Item], cls: type[Any], choices: tuple[tuple[str, ...], ...]) -> str:
-    """Names of the methods that an incomplete class still needs, among alternative sets of methods."""
-    choices = tuple(one for one in choices if not any(set(other) < set(one) for other in choices))
-    begun = [choice for choice in choices if any(gives(base, cls, name) for name in choice)]
-    if not begun:
-        return f"needs {' or '.join(', '.join(choice) for choice in choices)}"
-    lacking = ", ".join(name for name in begun[0] if not gives(base, cls, name))
-    others = " or ".join(" and ".join(choice) for choice in choices if choice is not begun[0])
-    return f"lacks {lacking} (or give {others} instead)"

@@ -9,7 +9,7 @@ import signal
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.interfaces import Start
+    from smimbench.run.loop import FreshSamples
 
 MOST_TRIES = 6
 """Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""
@@ -148,8 +149,6 @@ def run_here(cell: Cell, timing: bool, examiner: Callable[..., Examiner] = Exami
     head_start = stop().seconds if computed else 0.0
     backend.release()
     data = metered(instance.data(backend, start))
-    fresh: Any = data.fresh
-    fresh.held = int(data.inputs.shape[0]) if computed else 0
     settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start)
 
     def make_rng(attempt: int) -> np.random.Generator:
@@ -170,15 +169,18 @@ def run_here(cell: Cell, timing: bool, examiner: Callable[..., Examiner] = Exami
         result.warnings += remarks
     if instance.checksum() != checksum:
         raise RuntimeError("the algorithm wrote into the data that all algorithms share, so its result is discarded")
-    price, clock = result.plan.cost, result.clock
+    price, clock, fresh = result.plan.cost, result.clock, cast("FreshSamples", data.fresh)
+    samples = int(instance.inputs.shape[0])
+    # Who plans to draw fresh samples sees none of the data set, unless a start was computed from it.
+    used = fresh.count + (samples if computed or not result.plan.draws_fresh else 0)
     cost = None if price is None else price(problem, data)
     return {
         "status": result.status.value,
         "reason": result.reason,
         "metrics": result.metrics,
         **({"blank": result.blank} if result.blank else {}),
-        "sample_ratio": problem.model.sample_ratio(max(1, fresh.count + fresh.held), instance.dimension),
-        "samples": int(instance.inputs.shape[0]),
+        "sample_ratio": problem.model.sample_ratio(max(1, used), instance.dimension),
+        "samples": samples,
         "fresh_samples": fresh.count,
         "placement": {
             "drawn": "device" if cell.run.draw == "device" and backend.accelerated else "host",

@@ -7,12 +7,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import dtype_name, to_host
+from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import DrawnInputs
 from smimbench.files import attempt, canonical_json, error_line
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
     from smimbench.files import JsonObject
-    from smimbench.interfaces import Array, Data, Overlaps
+    from smimbench.interfaces import Array, Host, Overlaps
     from smimbench.suite.cells import Cell
 
     Ask = Callable[..., Any]
@@ -99,17 +99,11 @@ class HiddenInstance(Instance):
 
     ask: Ask
 
-    def data(self, backend: Backend, start: Start | None = None, *, stream: bool | None = None) -> Data:
-        """See ``Instance``; fresh samples come from a stream that ``rng`` only chooses, so that nobody knows their noise."""
-        data = super().data(backend, start, stream=stream)
-        dtype = dtype_name(data.inputs)
-
-        def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-            words = [str(word) for word in rng.integers(2**32, size=4)]
-            inputs, labels = self.ask("fresh", n=int(n), words=words, dtype=dtype)
-            return backend.asarray(inputs), backend.asarray(labels)
-
-        return replace(data, fresh=fresh)
+    def fresh(self, rng: np.random.Generator, n: int, dtype: str) -> tuple[Host, Host]:
+        """See ``Instance``; they come from a stream that ``rng`` only chooses, so that nobody knows their noise."""
+        words = [str(word) for word in rng.integers(2**32, size=4)]
+        found: tuple[Host, Host] = self.ask("fresh", n=int(n), words=words, dtype=dtype)
+        return found
 
     def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> dict[str, list[float]]:
         """See ``Instance``."""
@@ -211,9 +205,7 @@ class TeacherServer:
     def fresh(self, n: int, words: Sequence[str], dtype: str) -> tuple[Any, Any]:
         """So many new samples."""
         self._drawn += n
-        rng = self._examiner.stream("fresh", *words)
-        found: tuple[Any, Any] = self._instance.problem.draw(self._instance.signal, n, rng, dtype)
-        return found
+        return self._instance.fresh(self._examiner.stream("fresh", *words), n, dtype)
 
     def overlaps(self, estimate: Array) -> Overlaps:
         """See ``Instance``."""

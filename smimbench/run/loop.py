@@ -123,14 +123,12 @@ class FreshSamples:
     ----------
     count : int
         Samples handed out, in all attempts together.
-    held : int
-        Samples of the data set, if an attempt (or a start made for it) saw them: all that the run used are ``count + held``.
     declared : bool
         Whether the plan says ``draws_fresh``.
     """
 
     def __init__(self, draw: Callable[[np.random.Generator, int], tuple[Array, Array]] | None) -> None:
-        self._draw, self.count, self.held, self.declared = draw, 0, 0, False
+        self._draw, self.count, self.declared = draw, 0, False
 
     def __call__(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
         """So many new samples; ValueError where they were not declared."""
@@ -156,7 +154,6 @@ def planned(algorithm: Any, data: Data) -> tuple[Plan, Data]:
     plan = algorithm.plan(sizes(n, tokens, dimension, data.sample_ratio))
     fresh: Any = data.fresh
     fresh.declared = plan.draws_fresh
-    fresh.held = fresh.held if plan.draws_fresh else n
     return plan, _without_numbers(data) if plan.draws_fresh else data
 
 

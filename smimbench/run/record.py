@@ -182,19 +182,20 @@ def check_types(record: JsonObject) -> None:
     check_model(Record, {"format": FORMAT, "digest": "0" * 64, **record}, "a record of smimbench")
 
 
-def check_model(model: type[pydantic.BaseModel] | pydantic.TypeAdapter[Any], value: Any, what: str) -> None:
-    """Raise ValueError, naming the first wrong field, unless a value has the structure of a model."""
+def check_model(model: Any, value: Any, what: str) -> None:
+    """Raise ValueError, naming the first wrong field, unless a value has this type."""
     try:
-        if isinstance(model, pydantic.TypeAdapter):
-            model.validate_python(value, strict=True)
-        else:
-            model.model_validate(value)
+        _adapter(model).validate_python(value, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
         raise ValueError(f"not {what}: {where}{first['msg']}, got {_short(first['input'])}") from None
     except RecursionError:
         raise ValueError(f"not {what}: nested too deep") from None
+
+
+_adapter: Any = functools.cache(pydantic.TypeAdapter)
+"""Made once for each type."""
 
 
 def _short(value: Any) -> str:
@@ -333,14 +334,13 @@ MODELS: dict[str, Any] = {
     "own": Text | OwnPoint,
     "nodes": Node,
 }
-_adapter = functools.cache(lambda kind: pydantic.TypeAdapter(MODELS[kind]))
 
 
 def check_answer(kind: str, answer: Any, components: int | None) -> None:
     """Raise ValueError unless a theory result (its kind is a key of ``MODELS``) has the right structure."""
     if kind not in MODELS:
         raise ValueError("this is not a stored theory result")
-    check_model(_adapter(kind), answer, "an answer of theory")
+    check_model(MODELS[kind], answer, "an answer of theory")
     points: list[Any] = {"point": answer, "own": [answer] if isinstance(answer, dict) else []}.get(kind, [])
     points = [point for branches in answer for point in branches] if kind == "curve" else points
     if components is not None and any(len(point["overlap"]) != components for point in points):

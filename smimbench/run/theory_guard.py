@@ -66,25 +66,24 @@ class GuardedTheory(TheoryCache):
         self._executor: Executor | None = None
         self._given_up: dict[str, ProblemError] = {}
 
-    def _is_solved_elsewhere(self, *specs: Mapping[str, Any]) -> bool:
-        return self.deadline is not None or is_third_party(*specs)
+    def _is_solved_elsewhere(self, problem: Problem, *more: Mapping[str, Any]) -> bool:
+        return self.deadline is not None or is_third_party(*problem.spec.values(), *more)
 
     def begin(self, problem: Problem) -> None:
         """Prepare a problem's theory (see ``TheoryCache``)."""
-        if self._is_solved_elsewhere(*problem.spec.values()):
+        if self._is_solved_elsewhere(problem):
             self._ask("begin", problem)
         else:
             super().begin(problem)
 
     def _is_costly(self, problem: Problem) -> bool:
-        if self._is_solved_elsewhere(*problem.spec.values()):  # nothing of it is called here
+        if self._is_solved_elsewhere(problem):  # nothing of it is called here
             return problem.components > 1
         return super()._is_costly(problem)
 
     def solve(self, what: str, problem: Problem, *more: Any) -> Iterator[Any]:
         """Solve theory results in another process where needed (see ``TheoryCache``)."""
-        specs = [*problem.spec.values(), *(more[:1] if what == "own" else ())]
-        if not self._is_solved_elsewhere(*specs):
+        if not self._is_solved_elsewhere(problem, *(more[:1] if what == "own" else ())):
             return super().solve(what, problem, *more)
         found = self._ask(what, problem, *more)
         return iter(found if what == "points" else [found])

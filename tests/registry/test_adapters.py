@@ -214,9 +214,9 @@ def smimbench_register_{kind}s(register):
     ("kind", "body", "message"),
     [
         ("prior", "denoise = 1", "prior Mine: lacks sample"),
-        ("prior", "sample = 1", "prior Mine: lacks denoise (or give law instead)"),
+        ("prior", "sample = 1", "prior Mine: needs sample, denoise or law"),
         ("prior", "mean = 1", "prior Mine: needs sample, denoise or law"),
-        ("algorithm", "step = 1", "algorithm Mine: lacks init, estimate (or give fit instead)"),
+        ("algorithm", "step = 1", "algorithm Mine: needs init, step, estimate or fit"),
         ("algorithm", "run = 1", "algorithm Mine: needs init, step, estimate or fit"),
         ("channel", "posterior = 1", "channel Mine: lacks forward"),
         ("channel", "forward = 1", "channel Mine: needs posterior or log_likelihood"),
