@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.resources
 import importlib.util
 import re
+import shlex
 import shutil
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -18,12 +20,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 
-EXAMPLES = {
-    "channel": "a saturating nonlinearity with noise",
-    "prior": "two Gaussian bumps",
-    "algorithm": "least squares with a penalty",
-}
-KINDS = tuple(EXAMPLES)
+KINDS = ("channel", "prior", "algorithm")
 
 
 class ScaffoldError(ValueError):
@@ -66,25 +63,22 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
         raise ScaffoldError(f"{folder} exists already; choose another name, or another folder with --output")
     where = folder.as_posix() if folder.is_absolute() else f"./{folder.as_posix()}"
     steps = [
-        f"smimbench new {kind} {name}" + (f" --output {_quoted(str(output))}" if output else ""),
-        f"pip install {_quoted(f'{where}[test]')}",
-        f"pytest {_quoted(where)}",
-        f"smimbench run {_quoted(f'{where}/{slug}.toml')}",
-        f"smimbench show {_quoted(f'{where}/{slug}.toml')}",
+        ["smimbench", "new", kind, name, *(["--output", str(output)] if output else [])],
+        ["pip", "install", f"{where}[test]"],
+        ["pytest", where],
+        ["smimbench", "run", f"{where}/{slug}.toml"],
+        ["smimbench", "show", f"{where}/{slug}.toml"],
     ]
+    commands = [shlex.join(step) for step in steps]
     values = {
         "kind": kind,
-        "a_kind": f"{'An' if kind == 'algorithm' else 'A'} {kind}",
         "name": item,
         "slug": slug,
         "module": module,
         "distribution": distribution,
         "cls": "".join(part.capitalize() for part in slug.split("_") if part) + kind.capitalize(),
-        "title": EXAMPLES[kind],
-        "title_upper": EXAMPLES[kind][0].upper() + EXAMPLES[kind][1:],
-        "file": f"`{module}/__init__.py`",
-        "smimbench_version": _own_version(),
-        "commands": "\n".join(steps),
+        "smimbench_version": re.sub(r"\.?dev.*|\+.*", "", version("smimbench")),
+        "commands": "\n".join(commands),
     }
     templates = importlib.resources.files("smimbench.registry") / "templates"
     own, common = templates / kind, templates / "common"
@@ -97,7 +91,7 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
         f"{slug}.toml": own / "suite.toml.tmpl",
     }
     _write(folder, {path: _filled(template, values) for path, template in files.items()})
-    return Package(folder, sorted(files), steps[1:])
+    return Package(folder, sorted(files), commands[1:])
 
 
 def _check_name(kind: str, name: str) -> None:
@@ -116,21 +110,8 @@ def _check_name(kind: str, name: str) -> None:
         raise ScaffoldError(f"a Python package {module} is installed already; choose another name")
 
 
-def _own_version() -> str:
-    """Required version of smimbench for new packages: the current one without development suffix."""
-    from importlib.metadata import version
-
-    found = re.match(r"\d+(\.\d+)*", version("smimbench"))
-    return found.group() if found else "0.1"
-
-
 def _filled(template: Traversable, values: dict[str, str]) -> str:
     return Template(template.read_text(encoding="utf-8")).substitute(values)
-
-
-def _quoted(text: str) -> str:
-    """Text quoted for a shell where needed."""
-    return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + text.replace('"', '\\"') + '"'
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

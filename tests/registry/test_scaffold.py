@@ -107,5 +107,5 @@ def test_a_folder_that_exists_is_left_alone(folder, capsys):
     assert list((folder / "smimbench-mine").iterdir()) == []
     code, out, _ = call(capsys, "new", "channel", "mine", "--output", "else where/mine")
     assert code == 0
-    assert '"./else where/mine[test]"' in out
+    assert "'./else where/mine[test]'" in out
     assert (folder / "else where" / "mine" / "pyproject.toml").is_file()
