@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,6 @@ from smimbench.cli.options import (
 from smimbench.cli.results import present
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from smimbench.files import JsonObject
     from smimbench.run.campaign import Campaign
     from smimbench.run.cost import Shard
 
@@ -164,17 +162,15 @@ def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
 
 def _dry_run(campaign: Campaign, request: Request) -> int:
     cost = campaign.cost()
-    document = {"cells": len(campaign.cells), "missing": len(campaign.missing), "workers": campaign.workers}
-    document |= {name: getattr(cost, name) for name in ("seconds", "learned", "tried", "peak_bytes")}
+    cells, missing, workers = len(campaign.cells), len(campaign.missing), campaign.workers
+    if request.as_json:
+        print_json({"cells": cells, "missing": missing, "workers": workers, **asdict(cost)})
+        return OK
     grounds = [f"{n} by {what}" for n, what in ((cost.learned, "past runs"), (cost.tried, "trials")) if n]
-
-    def show(console: Console, found: JsonObject) -> None:
-        click.echo(f"{found['cells']} cells, {found['missing']} of them to run, {found['workers']} at a time")
-        rest = f" (cells: {', '.join(grounds)})" if grounds else ""
-        click.echo(f"about {_duration(cost.seconds)}{rest}, theory apart")
-        click.echo(f"about {cost.peak_bytes / 2**30:.1f} GB of memory at most")
-
-    request.answer(document, show)
+    rest = f" (cells: {', '.join(grounds)})" if grounds else ""
+    click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
+    click.echo(f"about {_duration(cost.seconds)}{rest}, theory apart")
+    click.echo(f"about {cost.peak_bytes / 2**30:.1f} GB of memory at most")
     return OK
 
 
@@ -269,22 +265,12 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     from smimbench.report.rows import rows_of_points
     from smimbench.report.tables import error_tables
     from smimbench.run.campaign import shared_document
-    from smimbench.run.external import (
-        choose_points,
-        estimate_shape,
-        keep_scores,
-        read_estimate,
-        score_record,
-        scores_of,
-    )
+    from smimbench.run.external import choose_points, keep_scores, score_record, scores_of
     from smimbench.run.store import Store, settings_folder
 
     suite = request.suite()
     points = choose_points(suite, len(paths))
-    records = [
-        score_record(suite, point, read_estimate(path, estimate_shape(point)), label)
-        for point, path in zip(points, paths, strict=True)
-    ]
+    records = [score_record(suite, point, path, label) for point, path in zip(points, paths, strict=True)]
     rows = rows_of_points(suite, points, records, request.theory())
     if request.as_json:
         print_json({"suite": suite.name, "rows": rows})

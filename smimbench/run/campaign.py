@@ -222,8 +222,6 @@ def plan_campaign(
     if not cells:
         raise SuiteError(suite.file, "", "--only excludes every cell of this suite")
     device = next((place.name for place in places if place.accelerated), None)
-    if not dask and not device:
-        _refuse_what_never_fits(suite, cells)
     if shard is not None:
         cells = cells_of_shard(cells, shard)
     if not dry_run:
@@ -239,20 +237,15 @@ def plan_campaign(
         remarks.append(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
         )
+    if not dask and not device and (needed := memory_of_a_cell(missing)) > (total := psutil.virtual_memory().total):
+        sizes = f"{needed / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
+        raise SuiteError(suite.file, "grid", f"a cell needs up to {sizes} of memory; lower dimension, alpha or tokens")
     alone = "--timing" if timing else f"--backend {device}" if device else None
     workers, said = _cells_at_a_time(missing, workers, alone)
     remarks += [] if dask else said
     if not dry_run:
         Store(settings_folder(suite, store)).write_shared(shared_document(suite))
     return Campaign(suite, store, cells, missing, workers, remarks, dask, timing, limits or Limits(), how)
-
-
-def _refuse_what_never_fits(suite: Suite, cells: Sequence[Cell]) -> None:
-    """Raise SuiteError for a cell that needs more than the whole memory of this machine."""
-    total = psutil.virtual_memory().total
-    if (needed := memory_of_a_cell(cells)) > total:
-        sizes = f"{needed / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
-        raise SuiteError(suite.file, "grid", f"a cell needs up to {sizes} of memory; lower dimension, alpha or tokens")
 
 
 def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:

@@ -65,12 +65,6 @@ def _points(suite: Suite) -> Iterator[Point]:
                     yield Point(plan, alpha, dimension, seed)
 
 
-def estimate_shape(point: Point) -> tuple[int, ...]:
-    """Shape that an estimate must have: that of the signal."""
-    problem = point.plan.problem
-    return tuple(problem.model.signal_shape(problem.components, point.dimension))
-
-
 def draw(suite: Suite, point: Point) -> Instance:
     """Draw the instance of a point."""
     return point.plan.problem.instance(
@@ -130,16 +124,17 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
     return np.asarray(estimate, dtype=np.float64)
 
 
-def score_record(suite: Suite, point: Point, estimate: Array, label: str) -> JsonObject:
-    """Record of an external estimate, like that of a cell but without times and trajectory."""
+def score_record(suite: Suite, point: Point, path: Path, label: str) -> JsonObject:
+    """Record of the estimate in a file, like that of a cell but without times and trajectory; see ``read_estimate``."""
     instance = draw(suite, point)
+    estimate = read_estimate(path, instance.signal.shape)
     finite = bool(np.isfinite(estimate).all())
     # Nobody here can tell one version of an estimate from another.
     cell = _identity(suite, point) | {"algorithm": {"name": label, "version": 0}, "backend": ELSEWHERE}
     found = {
         "status": Status.OK.value if finite else Status.DIVERGED.value,
         "reason": "scored" if finite else "the estimate is not made of finite numbers",
-        "metrics": instance.metrics(np.asarray(estimate, dtype=np.float64)) if finite else {},
+        "metrics": instance.metrics(estimate) if finite else {},
         "sample_ratio": instance.sample_ratio,
         "samples": int(instance.inputs.shape[0]),
         "trajectory": None,

@@ -279,9 +279,6 @@ class _Reader:
             for name, values in parameters.items()
             if isinstance(values, list)
         }
-        for (kind, name), values in axes.items():
-            if not values:
-                raise self.fail(f"{key}.{kind}.{name}", "must not be an empty list")
         if (size := cells * math.prod(map(len, axes.values()))) > largest:
             why = f"{size:,} cells are more than grid.max_cells = {largest:,}"
             raise self.fail("grid", f"{why}; shorten a grid axis or raise the limit")

@@ -63,6 +63,8 @@ def distinct(values: Sequence[Any]) -> Sequence[Any]:
     ------
     ValueError
     """
+    if not values:
+        raise ValueError("must not be empty")
     seen: dict[str, int] = {}
     for i, value in enumerate(values):
         number = isinstance(value, int) and not isinstance(value, bool)  # 1 and 1.0 are one value

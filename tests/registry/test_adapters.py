@@ -213,7 +213,7 @@ def smimbench_register_{kind}s(register):
 @pytest.mark.parametrize(
     ("kind", "body", "message"),
     [
-        ("prior", "denoise = 1", "prior Mine: lacks sample"),
+        ("prior", "denoise = 1", "prior Mine: needs sample, denoise or law"),
         ("prior", "sample = 1", "prior Mine: needs sample, denoise or law"),
         ("prior", "mean = 1", "prior Mine: needs sample, denoise or law"),
         ("algorithm", "step = 1", "algorithm Mine: needs init, step, estimate or fit"),

@@ -185,24 +185,15 @@ def describe_gpu() -> dict[str, Any]:
     """Driver, CuPy and GPUs of this machine, and advice where they do not fit, as plain data."""
     from smimbench.backend.machine import nvidia_driver
 
-    driver = nvidia_driver()
-    found: dict[str, Any] = {
-        "driver": driver._asdict() if driver else None,
-        "cupy": None,
-        "devices": [],
-        "advice": None,
-    }
+    driver, devices, advice = nvidia_driver(), [], None
     loaded, error = attempt(_load_cupy)
-    if error is not None:
-        found["cupy"] = f"not importable: {' '.join(str(error).split())}"
-        found["advice"] = cupy_advice() if driver else None
-        return found
-    cupy, usable = loaded
-    found["cupy"] = cupy.__version__
+    cupy: Any
+    cupy, usable = loaded or (None, False)
     if usable:
         for i in range(cupy.cuda.runtime.getDeviceCount()):
             properties = cupy.cuda.runtime.getDeviceProperties(i)
-            found["devices"].append(f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)")
+            devices.append(f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)")
     elif driver:
-        found["advice"] = f"CuPy sees no device; {cupy_advice()}"
-    return found
+        advice = cupy_advice() if error else f"CuPy sees no device; {cupy_advice()}"
+    version = f"not importable: {' '.join(str(error).split())}" if error else cupy.__version__
+    return {"driver": driver and driver._asdict(), "cupy": version, "devices": devices, "advice": advice}
