@@ -102,14 +102,14 @@ def run(
             raise click.UsageError("--secret-seed draws the seed; leave out --set grid.seed")
         suite, store = hide_seed(suite, store)
     backends = backends or ("numpy",)
-    limits = Limits(cell_time, None if cell_memory is None else int(cell_memory), budget)
+    deadline = None if budget is None else time.monotonic() + budget
+    limits = Limits(cell_time, None if cell_memory is None else int(cell_memory), deadline)
     how |= {"isolated": True, "limits": limits}
     part = _part_of_suite(shard)
     campaign = plan_campaign(suite, store, backends, dry_run=dry_run, shard=part, **how)
     request.remark(campaign.remarks)
     if dry_run:
         return _dry_run(campaign, request)
-    deadline = None if budget is None else time.monotonic() + budget
     with run_progress(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
         campaign.run(on_record, on_look)
     left = campaign.left() if budget is not None else 0

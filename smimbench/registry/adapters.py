@@ -125,14 +125,16 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
         raise TypeError(f"{function.__name__} must take the data as its first argument")
     if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters):
         raise TypeError(f"{function.__name__} must list its parameters by name, not as *args or **kwargs")
-    settings = [parameter for parameter in parameters[1:] if parameter.name not in OFFERED]
-    asked = [parameter.name for parameter in parameters[1:] if parameter.name in OFFERED]
 
     def fit(self: Any, data: Data, problem: Any = None, rng: Any = None) -> Array:
-        offered = {"problem": problem, "rng": rng, **{p.name: getattr(self, p.name) for p in settings}}
-        return function(data, **{name: offered[name] for name in (*asked, *(p.name for p in settings))})
+        offered = {"problem": problem, "rng": rng, **vars(self)}
+        return function(data, **{p.name: offered[p.name] for p in parameters[1:]})
 
-    fields = [(p.name, Any if p.annotation is p.empty else p.annotation, _field(p)) for p in settings]
+    fields = [
+        (p.name, Any if p.annotation is p.empty else p.annotation, *(() if p.default is p.empty else (p.default,)))
+        for p in parameters[1:]
+        if p.name not in OFFERED
+    ]
     body = {
         "__doc__": function.__doc__ or f"The function {function.__name__}.",
         "__module__": function.__module__,
@@ -145,8 +147,3 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
     return dataclasses.make_dataclass(
         function.__name__, fields, bases=(Fitted,), namespace=body, frozen=True, kw_only=True
     )
-
-
-def _field(parameter: inspect.Parameter) -> Any:
-    default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
-    return dataclasses.field(default=default)

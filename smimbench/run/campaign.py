@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -26,7 +26,7 @@ from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, Shard, cells_of_shard, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
-from smimbench.run.executor import Limits
+from smimbench.run.executor import NO_LIMITS, Limits
 from smimbench.run.processes import Claims, in_processes
 from smimbench.run.store import Store, asked, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryError
@@ -70,7 +70,7 @@ class Campaign:
     remarks: list[str]
     dask: str | None = None
     timing: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = NO_LIMITS
     how: JsonObject = field(default_factory=dict)
 
     def left(self) -> int:
@@ -92,20 +92,17 @@ class Campaign:
         ProblemError
             If no problem could be compared with theory: an item of somebody else contradicts itself in all of them.
         """
-        limits, begin = self.limits, time.monotonic()
-        self._refuse_inconsistent_items(None if limits.budget is None else begin + limits.budget)
-        if limits.budget is not None:
-            limits = replace(limits, budget=max(0.0, begin + limits.budget - time.monotonic()))
-        how = {"workers": self.workers, "dask": self.dask, "timing": self.timing, "limits": limits, **self.how}
+        self._refuse_inconsistent_items()
+        how = {"workers": self.workers, "dask": self.dask, "timing": self.timing, "limits": self.limits, **self.how}
         return run_cells(self.missing, self.store, on_record=on_record, on_look=on_look, **how)
 
-    def _refuse_inconsistent_items(self, deadline: float | None) -> None:
+    def _refuse_inconsistent_items(self) -> None:
         """Raise an error for inconsistent items before hours are spent on meaningless runs."""
         labels = {cell.problem_label for cell in self.missing}
         problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
         if not all(is_third_party(*problem.spec.values()) for problem in problems):
             return
-        cache, complaints = GuardedTheory(theory_folder(self.store), deadline), []
+        cache, complaints = GuardedTheory(theory_folder(self.store), self.limits.end), []
         for problem in problems:
             try:
                 cache.begin(problem)
@@ -184,7 +181,7 @@ def plan_campaign(
     timing: bool = False,
     dask: str | None = None,
     retry: Sequence[str] = (),
-    limits: Limits | None = None,
+    limits: Limits = NO_LIMITS,
     shard: Shard | None = None,
     dry_run: bool = False,
     **how: Any,
@@ -245,7 +242,7 @@ def plan_campaign(
     remarks += [] if dask else said
     if not dry_run:
         Store(settings_folder(suite, store)).write_shared(shared_document(suite))
-    return Campaign(suite, store, cells, missing, workers, remarks, dask, timing, limits or Limits(), how)
+    return Campaign(suite, store, cells, missing, workers, remarks, dask, timing, limits, how)
 
 
 def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
@@ -333,7 +330,7 @@ def run_cells(
     threads: int = 1,
     dask: str | None = None,
     isolated: bool = False,
-    limits: Limits | None = None,
+    limits: Limits = NO_LIMITS,
     on_record: Callable[[JsonObject], None] | None = None,
     on_look: OnLook | None = None,
 ) -> list[JsonObject]:
@@ -346,7 +343,7 @@ def run_cells(
         is always serial.
     isolated : bool
         Run in a process of its own also what runs alone: nothing that a plugin does can then end this one.
-    limits : Limits or None
+    limits : Limits
         What a cell, and all of them, may take; kept from outside, so for cells in processes of their own only.
     dask : str or None
         Address of a Dask scheduler whose workers run the cells; they need smimbench and the same plugins, not the
@@ -369,7 +366,7 @@ def run_cells(
     claims = None
     if dask is not None:
         source = on_dask(cells, dask, threads, limits)
-    elif workers <= 1 and not isolated and limits in (None, Limits()) and not get_registry().has_third_party:
+    elif workers <= 1 and not isolated and limits == NO_LIMITS and not get_registry().has_third_party:
         source = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
     else:
         claims = None if timing else Claims(store.folder)

@@ -20,7 +20,7 @@ from smimbench.backend.device import BackendError
 from smimbench.files import error_line, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
-from smimbench.run.executor import Executor, Limits
+from smimbench.run.executor import NO_LIMITS, Executor, Limits
 from smimbench.run.processes import cell_task, record_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ DEVICES = ("cupy",)
 """Backends whose cells ask a worker for the resource ``GPU``."""
 
 
-def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits | None = None) -> Iterator[JsonObject]:
+def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits = NO_LIMITS) -> Iterator[JsonObject]:
     """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere, and is a failed cell in the end.
 
     Raises
@@ -55,7 +55,6 @@ def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits | 
     for name in ("distributed", *logging.root.manager.loggerDict):
         if name.partition(".")[0] == "distributed":  # what goes wrong is said here, in one line
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    limits = limits or Limits()
     client, error = _asked(Client, address, timeout=10)
     if error is not None:
         raise BackendError(f"dask: no scheduler answers at {address} ({error_line(error)})")
@@ -71,11 +70,10 @@ def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits | 
         running[future] = (cell, chance)
         future.add_done_callback(done.put)
 
-    end = None if limits.budget is None else time.monotonic() + limits.budget
     try:
         for cell in cells:
             send(cell, 1)
-        while running and (end is None or time.monotonic() < end):
+        while running and not limits.is_over:
             future = unless(queue.Empty, done.get, True, 1.0)
             if future is None:
                 watch.look({cell.backend in DEVICES for cell, _ in running.values()})

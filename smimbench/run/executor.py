@@ -52,13 +52,21 @@ class Limits:
         Of a cell on the wall, from its first moment to its record; ``run.timeout`` counts the algorithm's clock only.
     memory : int or None
         Bytes of the process of a cell.
-    budget : float or None
-        Seconds of the whole run: no cell goes on beyond them. What is not finished stays missing.
+    end : float or None
+        Moment (``time.monotonic``) beyond which nothing goes on. What is not finished stays missing.
     """
 
     seconds: float | None = None
     memory: int | None = None
-    budget: float | None = None
+    end: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end has come."""
+        return self.end is not None and time.monotonic() > self.end
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(eq=False)
@@ -138,9 +146,8 @@ class Executor:
     def run(
         self,
         tasks: Iterable[Task],
-        limits: Limits | None = None,
+        limits: Limits = NO_LIMITS,
         *,
-        end: float | None = None,
         may_begin: Callable[[Task], bool | None] = lambda task: True,
         on_look: OnLook = lambda underway: None,
     ) -> Iterator[Ended]:
@@ -148,8 +155,8 @@ class Executor:
 
         Parameters
         ----------
-        end : float or None
-            Moment (``time.monotonic``) after which nothing goes on; what is not done by then is not yielded.
+        limits : Limits
+            What is not done at their end is not yielded.
         may_begin : callable
             Whether a task is to be begun now; False drops it, None puts it off.
         on_look : callable
@@ -160,7 +167,7 @@ class Executor:
             waiting = deque(sorted(waiting, key=lambda task: sorted(task.distributions)))
         try:
             while waiting or any(worker.task for worker in self.workers):
-                if end is not None and time.monotonic() > end:
+                if limits.is_over:
                     return
                 self._begin(waiting, may_begin)
                 worker, message = unless(queue.Empty, self._events.get, True, 0.1) or (None, None)
@@ -172,7 +179,7 @@ class Executor:
                         waiting.appendleft(found)
                     elif found is not None:
                         yield found
-                self._watch(limits or Limits())
+                self._watch(limits)
                 on_look([worker.underway() for worker in self.workers if worker.is_busy])
         finally:
             self._dismiss([worker for worker in self.workers if worker.task])  # nobody waits for it any more

@@ -19,7 +19,7 @@ from smimbench.files import unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.examiner import TeacherServer
-from smimbench.run.executor import Ended, Executor, Limits, Task
+from smimbench.run.executor import NO_LIMITS, Ended, Executor, Limits, Task
 from smimbench.run.record import check_types
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def in_processes(
     threads: int,
     *,
     timing: bool = False,
-    limits: Limits | None = None,
+    limits: Limits = NO_LIMITS,
     claims: Claims | None = None,
     on_look: OnLook | None = None,
 ) -> Iterator[JsonObject]:
@@ -48,8 +48,6 @@ def in_processes(
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_look`` is told
     several times a second what is being run.
     """
-    budget = None if limits is None else limits.budget
-    end = None if budget is None else time.monotonic() + budget
 
     def may_begin(task: Task) -> bool | None:
         key = task.arguments[0].key
@@ -66,7 +64,7 @@ def in_processes(
     executor = Executor(workers, threads, get_registry(), timing=timing)
     try:
         tasks = [cell_task(cell, cell.distributions()) for cell in cells]
-        for ended in executor.run(tasks, limits, end=end, may_begin=may_begin, on_look=look):
+        for ended in executor.run(tasks, limits, may_begin=may_begin, on_look=look):
             yield record_of(ended, threads)
     finally:
         if claims is not None:

@@ -7,7 +7,6 @@ leave there is read as if this process had solved it, so that the numbers are th
 
 from __future__ import annotations
 
-import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.files import canonical_json, printable
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import get_registry
-from smimbench.run.executor import Ended, Executor, Task
+from smimbench.run.executor import Ended, Executor, Limits, Task
 from smimbench.run.record import LONGEST
 from smimbench.run.theory_cache import Progress, TheoryCache, TheoryError
 from smimbench.theory.predictions import independent_parts
@@ -99,11 +98,10 @@ class GuardedTheory(TheoryCache):
         items = [*problem.spec.values(), *(more[:1] if what == "own" else ())]
         distributions = frozenset(str(item["distribution"]) for item in items if "distribution" in item)
         task = Task("theory", (what, problem.spec, *more), distributions, on_event=self._hear, patience=PATIENCE)
-        if self.deadline is None or time.monotonic() < self.deadline:
-            for ended in self._executor.run([task], end=self.deadline):
-                if ended.event is None:
-                    self._given_up[name] = ProblemError("theory", _why(ended))
-                return _answer_of(ended)
+        for ended in self._executor.run([task], Limits(end=self.deadline)):
+            if ended.event is None:
+                self._given_up[name] = ProblemError("theory", _why(ended))
+            return _answer_of(ended)
         self.is_late = True
         raise ProblemError("theory", "not solved, the budget is spent; run the same command again to go on")
 

@@ -10,7 +10,7 @@ import pytest
 
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run.campaign import run_cells
-from smimbench.run.executor import Limits
+from smimbench.run.executor import NO_LIMITS, Limits
 from smimbench.run.store import Store
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.suite.reader import load_suite
@@ -118,7 +118,7 @@ def hostile(folder, names) -> list[str]:
     return paths
 
 
-def records_of(folder, algorithms, limits=None, seeds=1, alphas=(0.5, 1.0)):
+def records_of(folder, algorithms, limits=NO_LIMITS, seeds=1, alphas=(0.5, 1.0)):
     """Records by label and sample ratio; what is told by a clock is left out."""
     suite = write_suite(folder, suite_text(LINE, list(alphas), 20, seeds, *algorithms))
     cells = load_suite(suite).cells()
