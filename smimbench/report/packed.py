@@ -13,7 +13,7 @@ from smimbench.backend import machine
 from smimbench.files import JsonObject, error_line, printable, read_json, write_atomically
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import grouped, place
-from smimbench.report.statistics import against_theory, ratio_to_bayes
+from smimbench.report.rows import derived
 from smimbench.report.stored_table import FOLLOWS, Open, with_summaries
 from smimbench.run.record import SharedDocument, check_model, digest_of, sealed
 from smimbench.run.theory_cache import THEORY_ERRORS
@@ -149,27 +149,14 @@ def verify_packed(
 ) -> dict[str, Verification]:
     """Check rows of a file whose digest is sound, against the suite that its ``run.json`` describes."""
     here = shared["fingerprint"] == machine.fingerprint() and shared["versions"] == machine.versions()
-    tolerance = 0.0 if here else ELSEWHERE
-    found = {"rows": _statistics(path, rows)}
+    found = {"rows": Verification()}
+    for row in rows:
+        new = derived(row)
+        # Sums of another machine may round in another way.
+        found["rows"].add(_lines(path, row, differences({key: row[key] for key in new}, new, 1e-12)))
     if theory:
         found["rows of theory solved again"] = _theory(path, rows, suite, here=here)
-    found["cells run again"] = _rerun(path, rows, suite, tolerance, cells, seed)
-    return found
-
-
-def _statistics(path: Path, rows: Sequence[JsonObject]) -> Verification:
-    """What follows from the values of the runs and from theory, for every row."""
-    found = Verification()
-    for row in rows:
-        values = np.array(list(row["values"].values()))
-        own = row["own_theory"] is not None
-        expected = (row["own_theory"], row["own_theory_error"]) if own else (row["bayes"], row["bayes_error"])
-        new = {"n": len(values), **against_theory(values, *expected)}
-        new["own_z"] = new["z"] if own else None
-        if row["ratio_to_bayes"] is not None:
-            new["ratio_to_bayes"] = ratio_to_bayes(values, row["bayes"], row["target"], row["optimum"])
-        # Sums of another machine may round in another way.
-        found.add(_lines(path, row, differences({key: row[key] for key in new}, new, 1e-12)))
+    found["cells run again"] = _rerun(path, rows, suite, 0.0 if here else ELSEWHERE, cells, seed)
     return found
 
 
@@ -177,28 +164,27 @@ def _theory(path: Path, rows: Sequence[JsonObject], suite: Suite, *, here: bool)
     """Bayes-optimal values of every row."""
     found, fresh = Verification(), GuardedTheory()
     problems = {plan.label: plan.problem for plan in suite.plans}
-    groups = grouped(rows, lambda row: row["problem"])
-    for label, members in groups.items():
+    for label, members in grouped(rows, lambda row: row["problem"]).items():
         if (problem := problems.get(label)) is None:
+            found.remarks.append(f"{len(members)} rows of {label}, which the suite does not have")
             continue
         alphas = sorted({row["alpha"] for row in members})
         try:
-            points = {alpha: branches[0] for alpha, branches in zip(alphas, fresh.points(problem, alphas))}
+            points = dict(zip(alphas, fresh.points(problem, alphas)))
         except THEORY_ERRORS as error:
             found.remarks.append(f"{label}: theory raised {error_line(error)}")
             continue
         for row in members:
             metric = find_metric(row["metric"], problem.model.name)
-            values, errors = theory_of(metric, problem, points[row["alpha"]], problem.components)
-            k = (row["component"] or 1) - 1
-            new = {"bayes": values[k], "bayes_error": errors[k]} if here else {"bayes": values[k]}
-            relative, absolute = (
-                (ROUNDED, ROUNDED / 100) if here else (ELSEWHERE, 4 * (row["bayes_error"] or 0.0) + 1e-9)
-            )
+            solved = theory_of(metric, problem, points[row["alpha"]][0], problem.components)
+            new = {
+                name: part[(row["component"] or 1) - 1]
+                for name, part in zip(("bayes", "bayes_error")[: 1 + here], solved)
+            }
+            relative = ROUNDED if here else ELSEWHERE
+            absolute = ROUNDED / 100 if here else 4 * (row["bayes_error"] or 0.0) + 1e-9
             found.add(_lines(path, row, differences({n: row[n] for n in new}, new, relative, absolute=absolute)))
-    if unknown := sum(row["problem"] not in problems for row in rows):
-        found.remarks.append(f"{unknown} rows of problems that the suite does not have")
-    if own := sum(row["own_theory"] is not None and row["own_theory"] != row["bayes"] for row in rows):
+    if own := sum(row["own_theory"] not in (None, row["bayes"]) for row in rows):
         found.remarks.append(
             f"{own} predictions of algorithms not solved again: a pack does not hold the starts of the runs"
         )
@@ -212,16 +198,17 @@ def _rerun(
     found = Verification()
     untroubled = (row for row in rows if row["backend"] == "numpy" and "timeout" not in row["status_counts"])
     places = grouped(untroubled, lambda r: (r["problem"], r["algorithm"], r["nominal_alpha"], r["dimension"]))
-    known = []
-    for cell in suite.cells("numpy") if places else ():
-        members = places.get((cell.problem_label, cell.algorithm_label, cell.alpha, cell.dimension))
-        if members and f"{cell.seed}/{cell.replicate}" in members[0]["values"]:
-            known.append((cell, members))
-    chosen = [known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]]
-    packed = {cell.key: members for cell, members in chosen}
-    for cell, record in untimed([cell for cell, _ in chosen], 1):
-        name, lines = f"{cell.seed}/{cell.replicate}", []
-        for row in packed[cell.key]:
+    known = [
+        (cell, f"{cell.seed}/{cell.replicate}", members)
+        for cell in (suite.cells("numpy") if places else ())
+        for members in (places.get((cell.problem_label, cell.algorithm_label, cell.alpha, cell.dimension), []),)
+        if any(f"{cell.seed}/{cell.replicate}" in row["values"] for row in members[:1])
+    ]
+    chosen = {known[i][0].key: known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]}
+    for cell, record in untimed([cell for cell, *_ in chosen.values()], 1):
+        _, name, members = chosen[cell.key]
+        lines = []
+        for row in members:
             new = dict(enumerate(record["metrics"].get(row["metric"], []), 1)).get(row["component"] or 1)
             lines += _lines(path, row, differences({name: row["values"].get(name)}, {name: new}, tolerance))
         found.add(lines)

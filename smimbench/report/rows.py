@@ -355,30 +355,37 @@ def _rows_of_place(
         # A prediction for the starts of these runs is one for their size.
         coefficients = (own.get("finite_size") or {}).get(name) or [0.0 if own.get("at_size") else None] * count
         for k in range(count):
-            by_instance, known = values_of(usable, name, k), values[k] is not None
-            found = np.array(list(by_instance.values()))
             least = optimal[k], optimal_errors[k], LIMIT
             if best is not None and name == "mse":
                 least = float(best.value[k]), float(best.error[k]), best.source
-            verdict = against_theory(found, *((values[k], errors[k]) if known else (optimal[k], optimal_errors[k])))
+            known = values[k] is not None
             point = own if known else bayes or {}
-            rows.append({
-                **place, "n": len(found), "values": by_instance, "metric": name, "component": k + 1 if count > 1 else None,
-                **verdict, "own_theory": values[k], "own_theory_error": errors[k], "own_z": verdict["z"] if known else None,
-                "own_coefficient": coefficients[k], "no_theory": None if known else reason or None,
-                "bayes": optimal[k], "bayes_error": optimal_errors[k],
+            row = {
+                **place, "values": values_of(usable, name, k), "metric": name, "component": k + 1 if count > 1 else None,
+                "own_theory": values[k], "own_theory_error": errors[k], "own_coefficient": coefficients[k],
+                "no_theory": None if known else reason or None, "bayes": optimal[k], "bayes_error": optimal_errors[k],
                 **dict(zip(("optimum", "optimum_error", "optimum_source"), least)),
-                "ratio_to_bayes": ratio_to_bayes(found, optimal[k], target, least[0]) if metric.direction == "lower" else None,
                 "blank": sorted({r["blank"][name] for r in records if name in r.get("blank", {})}),
                 "branch": point.get("branch"), "theory_method": point.get("method"),
                 **shared, "half_overlap": layers[k] if layers and metric.per_component else None,
-            })  # fmt: skip
+            }  # fmt: skip
+            rows.append({**row, **derived(row)})
     if own:  # once for a place
         rows[0] |= {
             "also_predicted": _also_predicted(usable, records, courses, own, problem, metrics or suite.run.metrics),
             "teachers": _teachers(usable, problem, own),
         }
     return rows
+
+
+def derived(row: JsonObject) -> JsonObject:
+    """What follows from the values of the runs of a row and from its theory."""
+    values, known = np.array(list(row["values"].values())), row["own_theory"] is not None
+    theory = "own_theory" if known else "bayes"
+    found = against_theory(values, row[theory], row[f"{theory}_error"])
+    is_error = find_metric(row["metric"]).direction == "lower"
+    ratio = ratio_to_bayes(values, row["bayes"], row["target"], row["optimum"]) if is_error else None
+    return {"n": len(values), **found, "own_z": found["z"] if known else None, "ratio_to_bayes": ratio}
 
 
 CHECKPOINTS = (0.125, 0.25, 0.5)
