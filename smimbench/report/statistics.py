@@ -48,9 +48,9 @@ def instance_of(record: Record, number: int = 0) -> str:
     return f"{cell.get('seed', 'elsewhere')}/{cell.get('replicate', number)}"
 
 
-def mean_of(values: Sequence[float]) -> float | None:
+def mean_of(values: Sequence[float] | Host) -> float | None:
     """Mean of values; None if there are none."""
-    return float(np.mean(values)) if values else None
+    return float(np.mean(values)) if len(values) else None
 
 
 def mean_and_error(values: Host) -> JsonObject:
@@ -143,25 +143,25 @@ def near_goal(bayes: Any, epsilon: float, target: float) -> Host:
 AXES = ("iteration", "samples", "seconds")
 
 
-def first_time(trajectory: Trajectory | None, reached: Host | None) -> dict[str, float]:
+def first_time(trajectory: Trajectory | None, reached: Host | None) -> list[float]:
     """Iteration, samples and seconds at which a condition first holds along a trajectory; infinity where it never does.
 
     Samples are NaN where they are not counted.
     """
     if trajectory is None or reached is None or not reached.any():
-        return dict.fromkeys(AXES, math.inf)
+        return [math.inf] * len(AXES)
     first = int(np.argmax(reached))
     counted = trajectory.get("samples")
     # Nothing has been processed before the first step, so its count of samples is missing, not unknown.
     samples = math.nan if counted is None else 0.0 if first == 0 else float(counted[first])
-    iteration, seconds = (float(trajectory[name][first]) for name in ("iteration", "seconds"))
-    return {"iteration": iteration, "samples": samples, "seconds": seconds}
+    return [float(trajectory["iteration"][first]), samples, float(trajectory["seconds"][first])]
 
 
 def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
     """Time at which the errors of all components were first within their goals."""
-    known = trajectory is not None and {"mse", *AXES[::2]} <= set(trajectory)
-    return first_time(trajectory, (trajectory["mse"] <= goal).all(axis=1) if known and trajectory else None)
+    known = trajectory is not None and {"mse", "iteration", "seconds"} <= set(trajectory)
+    reached = (trajectory["mse"] <= goal).all(axis=1) if known and trajectory else None
+    return dict(zip(AXES, first_time(trajectory, reached)))
 
 
 def runtime(
@@ -197,9 +197,9 @@ def runtime(
     }
 
 
-def _median_time(values: Sequence[float]) -> float | None:
+def _median_time(values: Sequence[float] | Host) -> float | None:
     """Median time, with runs that never reach the goal counted as infinite; None if infinite or unknown."""
-    middle = float(np.median(values)) if values else math.inf
+    middle = float(np.median(values)) if len(values) else math.inf
     return middle if math.isfinite(middle) else None
 
 
@@ -361,44 +361,35 @@ def learning_order(
         time to the last learned layer over time to the first, ``{"mean", "sem", "runs", "axis"}``, geometric mean over
         the runs that learned all, or None.
     """
-    targets = [0.5 * value if value > 1e-3 else None for value in bayes]
-    wanted = [layer for layer, target in enumerate(targets) if target is not None]
-    times = [
-        [
-            first_time(t, None if t is None or target is None else t["overlap"][:, layer] >= target)
-            for layer, target in enumerate(targets)
-        ]
-        for t in trajectories
-    ]
-    layers = []
-    for layer, target in enumerate(targets):
-        hits = [run[layer] for run in times]
-        iterations, seen, seconds = (_median_time([hit[axis] for hit in hits]) for axis in AXES)
-        share = mean_of([math.isfinite(hit["iteration"]) for hit in hits])
-        epochs = None if seen is None or math.isnan(samples) else seen / samples
-        found = (target, share, iterations, seen, epochs, seconds)
-        layers.append(dict(zip(LAYER, found if target is not None else [None] * len(LAYER))))
-    sequences: Counter[tuple[int, ...]] = Counter()
-    complete = []
-    for run in times:
-        reached = sorted((run[layer]["iteration"], layer + 1) for layer in wanted)
-        sequences[tuple(layer for at, layer in reached if math.isfinite(at))] += 1
-        complete.append(all(math.isfinite(at) for at, _ in reached))
+    wanted = [k for k, value in enumerate(bayes) if value > 1e-3]
+    # (runs, layers that can be learned, axes)
+    times = np.array([
+        [first_time(t, None if t is None else t["overlap"][:, k] >= 0.5 * bayes[k]) for k in wanted] for t in trajectories
+    ]).reshape(-1, len(wanted), len(AXES))  # fmt: skip
+    layers: list[JsonObject] = [dict.fromkeys(LAYER) for _ in bayes]
+    for k, hits in zip(wanted, times.transpose(1, 2, 0)):
+        iterations, seen, seconds = map(_median_time, hits)
+        share, epochs = mean_of(np.isfinite(hits[0])), None if seen is None or math.isnan(samples) else seen / samples
+        layers[k] = dict(zip(LAYER, (0.5 * bayes[k], share, iterations, seen, epochs, seconds)))
+    first = times[..., 0]
+    ranked = [sorted((at, wanted[i] + 1) for i, at in enumerate(run) if math.isfinite(at)) for run in first]
+    sequences = Counter(tuple(layer for _, layer in run) for run in ranked)
+    complete = np.isfinite(first).all(axis=1)
     order = {
         "sequences": [{"layers": list(key), "runs": count} for key, count in sequences.most_common()],
         "success": mean_of(complete),
-        "factor": _last_over_first([run for run, whole in zip(times, complete) if whole], wanted),
+        "factor": _last_over_first(times[complete]),
     }
     return layers, order
 
 
-def _last_over_first(runs: Sequence[Sequence[dict[str, float]]], wanted: Sequence[int]) -> JsonObject | None:
-    counted = not any(math.isnan(run[layer]["samples"]) for run in runs for layer in wanted)
-    axis = "samples" if counted else "iteration"
-    spans = [[run[layer][axis] for layer in wanted] for run in runs]
-    logs = np.log([max(span) / min(span) for span in spans if len(span) > 1 and min(span) > 0])
-    if not len(logs):
+def _last_over_first(times: Host) -> JsonObject | None:
+    counted = not np.isnan(times[..., 1]).any()
+    spans = times[..., 1 if counted else 0]
+    spans = spans[(spans > 0).all(axis=1)] if spans.shape[1] > 1 else spans[:0]
+    if not len(spans):
         return None
+    logs = np.log(spans.max(axis=1) / spans.min(axis=1))
     mean, error = float(np.exp(logs.mean())), mean_and_error(logs)["sem"]
     sem = None if error is None else mean * error
     return {"mean": mean, "sem": sem, "runs": len(logs), "axis": "samples" if counted else "iterations"}
