@@ -14,7 +14,7 @@ from smimbench.files import suggestion
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
-from smimbench.report.prose import readable_prose, wrapped
+from smimbench.report.prose import readable_prose
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
 from smimbench.theory.limit import BRINGS_NONE
@@ -183,11 +183,11 @@ def print_info(console: Console, documents: list[JsonObject]) -> None:
                 console.print(f"  {p['name']:16s} {p['type']:16s} {default}", soft_wrap=True)
         console.print()
         said = document["documentation"]
-        shown = Text(said) if document["kind"] == "suite" else wrapped(readable_prose(said), console.width)
+        shown = Text(said) if document["kind"] == "suite" else readable_prose(said, console.width)
         console.print(shown, soft_wrap=True)
         if document.get("theory"):
             console.print("\ntheory of its own", style="bold")
-            console.print(wrapped(readable_prose(document["theory"]), console.width), soft_wrap=True)
+            console.print(readable_prose(document["theory"], console.width), soft_wrap=True)
         console.print()
 
 

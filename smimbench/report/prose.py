@@ -11,7 +11,6 @@ import textwrap
 import unicodedata
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -98,24 +97,12 @@ def _joined(text: str) -> str:
     return "\n".join(found)
 
 
-def wrapped(text: Text, width: int) -> Text:
-    """Text wrapped to at most this width; continuation lines keep the indentation."""
-    lines = []
-    for line in text.split("\n", allow_blank=True):
-        indent = len(line.plain) - len(line.plain.lstrip())
-        parts = line[indent:].wrap(Console(width=width), max(20, width - indent)) if line.plain.strip() else [Text()]
-        for part in parts:
-            part.rstrip()
-            lines.append(Text(" " * indent if part.plain else "") + part)
-    return Text("\n").join(lines)
-
-
-def readable_prose(source: str) -> Text:
-    """A docstring (numpydoc) as styled text: headings, formulas and code."""
+def readable_prose(source: str, width: int = 0) -> Text:
+    """A docstring (numpydoc) as styled text: headings, formulas and code; wrapped to at most this width, if one is given."""
     text = _HEADING.sub(lambda m: f"\x01{m[1]}\x02", _joined(textwrap.dedent(source)))
     text = re.sub(r":math:`([^`]+)`", lambda m: readable_math(m[1]), text)
     text = re.sub(r":\w+:`~?([^`]+)`", lambda m: f"``{m[1].rpartition('.')[2]}``", text)
-    text = "\n".join(_blocks(text))
+    text = "\n".join(_wrapped(line, width) if width else line for line in _blocks(text))
     shown = Text()
     for part in re.split(r"(\x01[^\x02]*\x02|``[^`]+``|\*\*[^*\n]+\*\*)", text):
         if part.startswith("\x01"):
@@ -127,6 +114,14 @@ def readable_prose(source: str) -> Text:
         else:
             shown.append(re.sub(r"::$", ":", part, flags=re.M))
     return shown
+
+
+def _wrapped(line: str, width: int) -> str:
+    """A line wrapped to this width, with its indentation kept."""
+    text = line.lstrip()
+    indent = line[: len(line) - len(text)]
+    filled = textwrap.fill(text, max(width - len(indent), 20), break_long_words=False, break_on_hyphens=False)
+    return textwrap.indent(filled, indent)
 
 
 def _blocks(text: str) -> Iterator[str]:

@@ -20,10 +20,6 @@ _ROW = [
     "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "optimum", "ratio_to_bayes",
     "seconds", "iterations", "per_iteration", "status_counts",
 ]  # fmt: skip
-_LIMIT = [
-    "problem", "algorithm", "backend", "alpha", "metric", "component", "n", "value", "error", "theory", "theory_error",
-    "difference", "z", "own_theory", "own_z", "bayes", "refusal", "coefficient", "own_coefficient", "chi2", "dof", "p_value",
-]  # fmt: skip
 
 
 def as_csv(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> str:
@@ -31,15 +27,18 @@ def as_csv(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) 
 
     The columns ``refusal``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
     """
-    limits = [{**entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]} for entry in extrapolated]
-    fields = [*_ROW, "refusal", "chi2", "dof"] if limits else _ROW
-    return csv_text(({**row, "status_counts": _counts(row["status_counts"])} for row in (*rows, *limits)), fields)
+    found, fields = _with_limits(rows, extrapolated)
+    return csv_text(({**row, "status_counts": _counts(row["status_counts"])} for row in found), fields)
 
 
 def as_markdown(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> str:
-    """Rows as a Markdown table, rounded, and one of what is extrapolated from them."""
-    found = markdown_table([field for field in _ROW if field != "per_iteration"], rows)
-    return found + (f"\nAt infinite dimension:\n\n{markdown_table(_LIMIT, extrapolated)}" if extrapolated else "")
+    """The same rows as a Markdown table, rounded."""
+    return markdown_table(*_with_limits(rows, extrapolated)[::-1])
+
+
+def _with_limits(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject]) -> tuple[list[JsonObject], list[str]]:
+    limits = [{**entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]} for entry in extrapolated]
+    return [*rows, *limits], [*_ROW, "refusal", "chi2", "dof"] if limits else _ROW
 
 
 def markdown_table(fields: Sequence[str], rows: Sequence[JsonObject]) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from smimbench.registry.registry import get_registry
 from smimbench.report.catalogue import info_documents, print_info
-from smimbench.report.prose import readable_math, readable_prose, wrapped
+from smimbench.report.prose import readable_math, readable_prose
 from tests.report.rows import on_screen
 
 
@@ -36,7 +36,7 @@ def test_prose():
 def test_paragraphs_are_set_to_the_width_of_the_screen():
     long = "word " * 15
     text = f"First {long}\nends.\n\nx : int\n    What {long}\n    it is.\n\n- {long}\n- two\n\nShort\nlines.\n"
-    lines = wrapped(readable_prose(text), 50).plain.splitlines()
+    lines = readable_prose(text, 50).plain.splitlines()
     assert max(map(len, lines)) <= 50
     assert " ".join(" ".join(lines).split()) == " ".join(text.split())
     start = lines.index("x : int")
