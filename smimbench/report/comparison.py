@@ -27,9 +27,10 @@ ORDER = (GONE, "worse", "only before", "differs", "within noise", "only after")
 
 SHARED = (
     "problem", "algorithm", "backend", "alpha", "dimension", "metric", "component", "identity", "component_word",
-    "dimension_letter",
+    "dimension_letter", "theory", "own_theory", "own_theory_error", "no_theory", "bayes",
 )  # fmt: skip
-THEORY = ("theory", "own_theory", "own_theory_error", "no_theory", "bayes")
+"""Fields of a row that an entry has once, from the second table where that has the row."""
+
 EACH = {
     "": "mean",
     "_sem": "sem",
@@ -57,13 +58,10 @@ def compare_rows(before: Sequence[JsonObject], after: Sequence[JsonObject]) -> l
     found = []
     for place in dict.fromkeys((*old, *new)):
         a, b = old.get(place), new.get(place)
-        entry: JsonObject = {key: (b or a or {}).get(key) for key in SHARED}
+        entry = {key: (b or old[place])[key] for key in SHARED}
         for key, name in EACH.items():
-            entry[f"before{key}"], entry[f"after{key}"] = (a or {}).get(name), (b or {}).get(name)
-        entry |= {key: (b or a or {}).get(key) for key in THEORY}
-        entry |= _judge_change(entry, a, b)
-        entry["time_percent"] = _time_change(a, b)
-        found.append(entry)
+            entry |= {f"before{key}": a and a[name], f"after{key}": b and b[name]}
+        found.append(entry | _judge_change(a, b) | {"time_percent": _time_change(a, b)})
     return sorted(distinguish(found), key=_badness)
 
 
@@ -73,18 +71,18 @@ def _compared_place(row: JsonObject) -> tuple[Any, ...]:
     return (canonical_json(row["identity"]), *(row[key] for key in grid))
 
 
-def _judge_change(entry: JsonObject, a: JsonObject | None, b: JsonObject | None) -> JsonObject:
+def _judge_change(a: JsonObject | None, b: JsonObject | None) -> JsonObject:
     """Change of a value, its interval, its size in standard errors, and the verdict."""
     found: JsonObject = dict.fromkeys(("change_percent", "interval", "z"))
     if a is None or b is None:
         return {**found, "verdict": "only after" if a is None else "only before"}
-    before, after, theory = a["mean"], b["mean"], b.get("theory")
-    if before is None or after is None:
-        both = before is after
-        return {**found, "verdict": "unchanged" if both else "estimates now" if before is None else GONE}
-    if before == after:
-        return {**found, "change_percent": 0.0, "z": 0.0, "verdict": "unchanged"}
-    metric = find_metric(entry["metric"])
+    before, after, theory = a["mean"], b["mean"], b["theory"]
+    if before is None and after is not None:
+        return {**found, "verdict": "estimates now"}
+    if before is None or after is None or before == after:
+        same = {} if before is None or after is None else {"change_percent": 0.0, "z": 0.0}
+        return {**found, **same, "verdict": "unchanged" if before == after else GONE}
+    metric = find_metric(b["metric"])
     found["change_percent"] = 100 * (after - before) / abs(before) if before else None
     wrong_way = is_worse(metric, before, after)
     nearer = theory is not None and abs(after - theory) <= abs(before - theory)
@@ -93,17 +91,15 @@ def _judge_change(entry: JsonObject, a: JsonObject | None, b: JsonObject | None)
     change = change_between(a["values"], b["values"], LEVEL)
     if change is None:
         return {**found, "verdict": "differs" if wrong_way and not nearer else "no worse"}
-    found.update(interval=[change.value - change.half, change.value + change.half], z=change.z)
-    if abs(change.value) <= change.half:
-        return {**found, "verdict": "within noise"}
-    if not wrong_way:
-        return {**found, "verdict": "better"}
-    return {**found, "verdict": "nearer to theory" if nearer else "worse"}
+    found |= {"interval": [change.value - change.half, change.value + change.half], "z": change.z}
+    judged = "better" if not wrong_way else "nearer to theory" if nearer else "worse"
+    return {**found, "verdict": "within noise" if abs(change.value) <= change.half else judged}
 
 
 def _time_change(a: JsonObject | None, b: JsonObject | None) -> float | None:
-    comparable = a and b and a["trusted"] and b["trusted"] and a["machines"] == b["machines"]
-    if not comparable or not a or not b or not a["per_iteration"] or not b["per_iteration"]:
+    if not (a and b and a["trusted"] and b["trusted"] and a["machines"] == b["machines"]):
+        return None
+    if not a["per_iteration"] or not b["per_iteration"]:
         return None
     return float(100 * (b["per_iteration"] / a["per_iteration"] - 1))
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from smimbench.files import canonical_json
-from smimbench.numerics.size_laws import SECOND, extrapolate, pooled_errors
+from smimbench.numerics.size_laws import SECOND, Extrapolation, extrapolate, pooled_errors
 from smimbench.numerics.statistics import normal_score
 from smimbench.report.labels import grouped, summed_statuses
 
@@ -67,69 +69,55 @@ def extrapolated_rows(rows: Sequence[JsonObject], target: float = 1e-3) -> list[
 
 def _extrapolated_row(members: Sequence[JsonObject], target: float) -> JsonObject | None:
     runs = [row for row in members if row["mean"] is not None]
-    if len({row["dimension"] for row in runs}) < FEWEST:
+    if len(runs) < FEWEST:
         return None
-    sizes, last = [row["dimension"] for row in runs], runs[-1]
-    factors = [_factor(row, last) for row in runs]
+    last = runs[-1]
+    sizes, counts = ([row[key] for row in runs] for key in ("dimension", "n"))
+    factors = [last["theory"] / row["theory"] if row["theory"] and last["theory"] else 1.0 for row in runs]
     values = [row["mean"] * factor for row, factor in zip(runs, factors)]
-    deviations = [
-        math.nan if row["sem"] is None else row["sem"] * math.sqrt(row["n"]) * factor
-        for row, factor in zip(runs, factors)
-    ]
-    errors, dof = pooled_errors(sizes, deviations, [row["n"] for row in runs])
-    used = [i for i, error in enumerate(errors) if math.isfinite(error)]
-    if len(used) < FEWEST:
+    errors = [math.nan if row["sem"] is None else row["sem"] * factor for row, factor in zip(runs, factors)]
+    pooled, dof = pooled_errors(sizes, np.array(errors) * np.sqrt(counts), counts)
+    points = [
+        {"dimension": size, "n": n, "mean": row["mean"], "moved": value,
+         "error": max(float(error), 1e-9 * abs(value), 1e-9 * target)}
+        for row, size, n, value, error in zip(runs, sizes, counts, values, pooled) if math.isfinite(error)
+    ]  # fmt: skip
+    if len(points) < FEWEST:
         return None
-    floors = [max(float(errors[i]), 1e-9 * abs(values[i]), 1e-9 * target) for i in used]
     second = max(SECOND, ONE_SAMPLE / last["alpha"]) if last["dimension_letter"] == "d" else SECOND
-    found = extrapolate([sizes[i] for i in used], [values[i] for i in used], floors, dof, second)
-    fitted: JsonObject = {
-        "value": found.limit,
-        "error": found.error,
-        "error_dof": found.dof,
-        "coefficient": found.coefficient,
-        "coefficient_error": found.coefficient_error,
-        "second": found.second,
-        **_against_theory(found.limit, found.error, found.dof, last["theory"], last["theory_error"], target),
+    used, moved, stated = ([one[key] for one in points] for key in ("dimension", "moved", "error"))
+    fit = extrapolate(used, moved, stated, dof, second)
+    copied = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity", "component_word", "dimension_letter",
+              "own_theory", "own_theory_error", "no_theory", "own_coefficient", "theory", "theory_error")  # fmt: skip
+    limit = {
+        "value": fit.limit,
+        "error": fit.error,
+        "error_dof": fit.dof,
+        "coefficient": fit.coefficient,
+        "coefficient_error": fit.coefficient_error,
+        "second": fit.second,
+        "difference": None if last["theory"] is None else fit.limit - last["theory"],
+        "z": _z(fit, last, target),
     }
-    if found.refusal:
-        fitted = {key: fitted[key] if key.startswith("theory") else None for key in fitted}
-    copied = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity", "component_word",
-              "dimension_letter", "own_theory", "own_theory_error", "no_theory", "own_coefficient")  # fmt: skip
     return {
         **{key: last[key] for key in copied},
-        "own_z": None if last["own_theory"] is None else fitted["z"],
         "alpha": last["nominal_alpha"],
-        **fitted,
-        "refusal": found.refusal,
-        "chi2": found.chi2,
-        "dof": found.free,
-        "p_value": found.p_value,
-        "n": sum(row["n"] for row in runs),
+        **(dict.fromkeys(limit) if fit.refusal else limit),
+        "own_z": None if last["own_theory"] is None or fit.refusal else limit["z"],
+        "refusal": fit.refusal,
+        "chi2": fit.chi2,
+        "dof": fit.free,
+        "p_value": fit.p_value,
+        "n": sum(counts),
         "status_counts": summed_statuses(members),
-        "points": [
-            {"dimension": sizes[i], "n": runs[i]["n"], "mean": runs[i]["mean"], "moved": values[i], "error": error}
-            for i, error in zip(used, floors)
-        ],
+        "points": points,
     }
 
 
-def _factor(row: JsonObject, last: JsonObject) -> float:
-    """Ratio of the predictions at the sample ratios of two dimensions; 1 if one is unknown or 0."""
-    return float(last["theory"] / row["theory"]) if row["theory"] and last["theory"] else 1.0
-
-
-def _against_theory(
-    limit: float, error: float, dof: float, theory: float | None, theory_error: float | None, target: float
-) -> JsonObject:
-    if theory is None:
-        return {"theory": None, "theory_error": theory_error, "difference": None, "z": None}
-    scale = math.hypot(error, theory_error or 0.0, target if theory == 0 else 0.0)
-    score = (limit - theory) / scale
-    # An error that rests on few runs is itself unsure: Student's law, as the normal score that is as unlikely.
-    return {
-        "theory": theory,
-        "theory_error": theory_error,
-        "difference": limit - theory,
-        "z": math.copysign(normal_score(abs(score), dof), score),
-    }
+def _z(fit: Extrapolation, last: JsonObject, target: float) -> float | None:
+    """Distance of a limit from theory in all errors: by Student's law, as the normal score that is as unlikely."""
+    if last["theory"] is None:
+        return None
+    scale = math.hypot(fit.error, last["theory_error"] or 0.0, target if last["theory"] == 0 else 0.0)
+    score = (fit.limit - last["theory"]) / scale
+    return math.copysign(normal_score(abs(score), fit.dof), score)

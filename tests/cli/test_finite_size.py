@@ -26,7 +26,7 @@ def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
     assert "MSE at infinite D" in call(capsys, "show", path, *where)[1]
     lines = list(csv.DictReader(io.StringIO(call(capsys, "show", path, *where, "--csv")[1])))
     assert [line["dimension"] for line in lines].count("inf") == 2
-    assert "At infinite dimension" in call(capsys, "show", path, *where, "--markdown")[1]
+    assert "| inf |" in call(capsys, "show", path, *where, "--markdown")[1]
     page = tmp_path / "page.html"
     call(capsys, "report", path, *where, "--output", page)
     assert "At infinite dimension" in page.read_text()

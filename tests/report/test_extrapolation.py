@@ -159,8 +159,9 @@ def test_tables_have_limits_scores_and_refusals(snapshot):
     text = printed(extrapolated_tables(entries), 100)
     assert text == snapshot
     assert text.index("0.2 ") < text.index("0.1 ")  # the largest score first
-    markdown = as_markdown([], entries).partition("At infinite dimension:")[2].split("\n|")
-    assert len(markdown) - 1 == 2 + len(entries)
+    markdown = as_markdown([row(), row()], entries).splitlines()
+    assert len(markdown) == 2 + 2 + len(entries)
+    assert sum("| inf |" in line for line in markdown) == len(entries)
 
 
 def drawn_csv(path):
