@@ -219,24 +219,22 @@ _ENDED = {"failed": "failed", "diverged": "diverged", "not-converged": "did not 
 
 def _reasons(rows: Sequence[JsonObject]) -> list[str]:
     """One line for every reason why cells of an algorithm did not end well, with the number of cells."""
-    from smimbench.report.labels import kind_of, place
+    from smimbench.report.labels import grouped, kind_of, place
 
     cells: Counter[tuple[str, str]] = Counter()
-    first: dict[tuple[str, str], dict[str, str]] = {}
+    first: dict[tuple[str, str, str], str] = {}
     for row in {place(row): row for row in sorted(rows, key=lambda r: r["alpha"])}.values():
         for status, count in row["status_counts"].items():
             cells[row["algorithm"], status] += count
         for line in row["reasons"]:
             status, _, reason = line.partition(": ")
-            kinds = first.setdefault((row["algorithm"], status), {})
-            kinds.setdefault(kind_of(line), f"at alpha {row['alpha']:.4g}: {reason}")
+            first.setdefault((row["algorithm"], status, kind_of(line)), f"at alpha {row['alpha']:.4g}: {reason}")
     lines = []
-    for (algorithm, status), kinds in sorted(first.items()):
+    for (algorithm, status), same in grouped(sorted(first, key=lambda key: key[:2]), lambda key: key[:2]).items():
         count = cells[algorithm, status]
         ended = _ENDED.get(status, f"{'was' if count == 1 else 'were'} {status}")
-        beginning, *others = kinds.values()
-        lines.append(f"{algorithm}: {count} cell{'' if count == 1 else 's'} {ended}, first {beginning}")
-        lines += [f"{algorithm}: {status} {other}" for other in others]
+        lines.append(f"{algorithm}: {count} cell{'' if count == 1 else 's'} {ended}, first {first[same[0]]}")
+        lines += [f"{algorithm}: {status} {first[key]}" for key in same[1:]]
     return lines
 
 

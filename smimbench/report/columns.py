@@ -374,8 +374,7 @@ class Whole:
         self.table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns, (_, right, _, left) = self.table.columns, self.table.padding
-        needed = sum((column.min_width or 0) + left + right for column in columns) + len(columns) - 1
+        needed = console.measure(self.table, options=options.update_width(10_000)).minimum
         yield from console.render(self.table, options.update_width(max(options.max_width, needed)))
 
 

@@ -94,41 +94,44 @@ def _published_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
 
 
 def _threshold_lines(document: Mapping[str, Any], word: str) -> RenderableType:
-    found = document["thresholds"]
-    lines = Table.grid(padding=(0, 1, 0, 0))
-    lines.add_column(no_wrap=True, min_width=19)
-    lines.add_column()
-
-    def add(name: str, key: str, text: str) -> None:
-        reason = found.get("reasons", {}).get(key)
-        lines.add_row(f"  {name}", Text(text or (f"none: {reason}" if reason else "none")))
-
+    found, reasons = document["thresholds"], document["thresholds"].get("reasons", {})
+    lines: list[tuple[str, str]] = []
     for key in ("weak_recovery", "perfect_recovery"):
-        entry = found.get(key)
-        text = f"alpha = {entry['value']:.7g} ± {one_digit(entry['error'])}" if entry else ""
-        if entry and entry.get("informed"):
-            start = entry["informed"]
-            text += f" (uninformed), {start['value']:.7g} ± {one_digit(start['error'])} (informed)"
-        add(key.replace("_", " "), key, text)
+        entry = found.get(key) or {}
+        text = f"alpha = {_with_error(entry, 7)}" if entry else ""
+        if entry.get("informed"):
+            text += f" (uninformed), {_with_error(entry['informed'], 7)} (informed)"
+        lines.append((key, text))
     if len(steps := found.get("sequential", [])) > 1 or (isinstance(document["points"][0]["mse"], list) and not steps):
-        add("learned in order", "sequential", _order_of_learning(steps, word))
+        lines.append(("sequential", _order_of_learning(steps, word)))
     if document.get("hard_phase"):
-        ends = [found.get(name) or {} for name in ("information_theoretic", "algorithmic")]
-        errors = [f" ± {end['error']:.0e}" if end.get("error") else "" for end in ends]
-        low, high = (f"{value:.5g}{error}" for value, error in zip(document["hard_phase"], errors))
-        add("hard phase", "", f"{low} to {high}: the Bayes-optimal error is not reached from an uninformed start")
-        if (entry := found.get("spinodal")) and entry != found["information_theoretic"]:
-            add("", "", f"the informed branch begins at {entry['value']:.5g} ± {entry['error']:.0e}")
-    return Group(lines, "")
+        ends = ({**(found.get(name) or {"error": None}), "value": value} for name, value in
+                zip(("information_theoretic", "algorithmic"), document["hard_phase"]))  # fmt: skip
+        low, high = (_with_error(end) for end in ends)
+        lines.append(
+            ("hard_phase", f"{low} to {high}: the Bayes-optimal error is not reached from an uninformed start")
+        )
+    if (entry := found.get("spinodal")) and entry != found["information_theoretic"]:
+        lines.append(("", f"the informed branch begins at {_with_error(entry)}"))
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True, min_width=19)
+    for key, text in lines:
+        name = "learned in order" if key == "sequential" else key.replace("_", " ")
+        table.add_row(f"  {name}", Text(text or (f"none: {reasons[key]}" if reasons.get(key) else "none")))
+    return Group(table, "")
+
+
+def _with_error(entry: Mapping[str, Any], digits: int = 5) -> str:
+    error = one_digit(entry["error"])
+    return f"{entry['value']:.{digits}g}" + (f" ± {error}" if error else "")
 
 
 def _order_of_learning(steps: Sequence[JsonObject], word: str) -> str:
     """Which components are learned at which sample ratio, once for components with the same threshold."""
     parts = []
-    for (value, error), together in grouped(steps, lambda step: (step["value"], step["error"])).items():
+    for where, together in grouped(steps, _with_error).items():
         *first, last = (str(step["layer"]) for step in together)
-        name = f"{word}s {', '.join(first)} and {last}" if first else f"{word} {last}"
-        parts.append(f"{name} at {value:.5g} ± {one_digit(error)}")
+        parts.append(f"{word}s {', '.join(first)} and {last} at {where}" if first else f"{word} {last} at {where}")
     return ", then ".join(parts)
 
 
