@@ -154,15 +154,11 @@ def _name(item: JsonObject) -> str:
 
 
 NAME = Column("name ", _name, words=True)
-ITEMS = [
-    NAME,
-    Column("for", _models, words=True),
-    Column("what it is", lambda i: readable_prose(i["summary"]), words=True),
-]
+ITEMS = [NAME, Column("for", _models, words=True), Column("what it is", readable_prose, fields="summary", words=True)]
 SUITES = [
     NAME,
     Column("title", lambda i: i.get("title") or i["summary"], words=True),
-    Column("takes", lambda i: i.get("duration", ""), words=True),
+    Column("takes", fields="duration", words=True),
 ]
 
 

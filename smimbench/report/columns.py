@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import textwrap
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich import box
@@ -52,6 +53,11 @@ def uncertain(value: float | None, error: float | None, exact: float = 1e-5) -> 
     if value is None or error is None:
         return number(value)
     return number(value, 5) if error < exact else f"{number(value)}±{number(error, decimals=0)}"
+
+
+def measured(value: float | None, error: float | None) -> str:
+    """Value and standard error, however small."""
+    return uncertain(value, error, 0.0)
 
 
 def seconds(value: float | None) -> str:
@@ -115,9 +121,8 @@ def _sized(row: Mapping[str, Any]) -> str:
     return LIMIT if row["optimum_source"] == LIMIT else number(row["optimum"])
 
 
-def _of_peak(row: Mapping[str, Any]) -> str:
-    share = row.get("ceiling_fraction")
-    return "" if share is None else f"{100 * share:.0f}% {'x' if row['ceiling'] == 'products' else 'r'}"
+def _of_peak(share: float | None, ceiling: str) -> str:
+    return "" if share is None else f"{100 * share:.0f}% {'x' if ceiling == 'products' else 'r'}"
 
 
 def _z(row: Mapping[str, Any]) -> float | None:
@@ -127,13 +132,12 @@ def _z(row: Mapping[str, Any]) -> float | None:
     return found
 
 
-def _sequences(row: Mapping[str, Any]) -> str:
-    most = row["learning_order"]["sequences"][:3]
-    return ", ".join(f"{' '.join(map(str, item['layers'])) or 'none'} ({item['runs']})" for item in most)
+def _sequences(order: Mapping[str, Any]) -> str:
+    return ", ".join(f"{' '.join(map(str, one['layers'])) or 'none'} ({one['runs']})" for one in order["sequences"][:3])
 
 
-def _last_over_first(row: Mapping[str, Any]) -> str:
-    factor = row["learning_order"]["factor"]
+def _last_over_first(order: Mapping[str, Any]) -> str:
+    factor = order["factor"]
     if factor is None:
         return ""
     return f"{factor['mean']:.3g}" + ("" if factor["sem"] is None else f"±{factor['sem']:.2g}")
@@ -153,161 +157,173 @@ def one_digit(error: float | None) -> str:
     return "" if error is None else f"{error:.0e}" if error else "0"
 
 
-def _generalization(point: Mapping[str, Any], kind: str) -> str:
-    if point["component"] not in (None, 1):  # one error for all components: only in the first row
-        return ""
-    return number((point.get("generalization_error") or {}).get(kind), 5)
+def _generalization(kind: str, errors: Mapping[str, float | None] | None, component: int | None) -> str:
+    # one error for all components: only in the first row
+    return number((errors or {}).get(kind), 5) if component in (None, 1) else ""
 
 
 # -- columns --------------------------------------------------------------------------------------------------------------
 
 
-class Column(NamedTuple):
-    """A column: heading, text of a cell, meaning, what a page sorts by, and whether it holds words, which wrap.
+def plain(value: Any) -> str:
+    """A value as text; blank for none."""
+    return "" if value is None else str(value)
 
-    Columns without any entry are left out; with ``unless_same`` those, too, in which all rows agree.
+
+class Column(NamedTuple):
+    """A column: heading, text of a cell, meaning, and whether it holds words, which wrap.
+
+    The text is made of the values of ``fields`` (names apart by blanks), or of the whole row if there are none. A page sorts by
+    ``sorts``, or the first field. Columns without any entry are left out; with ``unless_same`` those, too, in which all rows
+    agree.
     """
 
     heading: str
-    text: Callable[[Any], str | Text] = str
+    text: Callable[..., str | Text] = plain
     meaning: str = ""
-    key: str = ""
+    fields: str = ""
     words: bool = False
     unless_same: bool = False
+    sorts: str = ""
+
+    def cell(self, row: Mapping[str, Any]) -> str | Text:
+        """Text of the cell of a row."""
+        return self.text(*map(row.get, self.fields.split())) if self.fields else self.text(row)
 
 
 COLUMNS: dict[str, list[Column]] = {
     "Where a row is from": [
-        Column("problem", lambda r: r["problem"], "Label of the problem in the suite.", words=True),
-        Column("algorithm", lambda r: r["algorithm"], "Label of the algorithm in the suite, with @backend where several "
-               "backends are shown. Estimates given to `smimbench score` are listed here too.", words=True),
-        Column("alpha", lambda r: f"{r['alpha']:.4g}", "Sample ratio of the runs: n / D, or n / d^2 for a signal of extensive "
+        Column("problem", plain, "Label of the problem in the suite.", "problem", words=True),
+        Column("algorithm", plain, "Label of the algorithm in the suite, with @backend where several "
+               "backends are shown. Estimates given to `smimbench score` are listed here too.", "algorithm", words=True),
+        Column("alpha", "{:.4g}".format, "Sample ratio of the runs: n / D, or n / d^2 for a signal of extensive "
                "rank, where n is the number of samples. For an algorithm that draws fresh samples, n counts all that it drew.",
                "alpha"),
-        Column("D", lambda r: str(r["dimension"]), "Dimension of the signal; d for a signal of extensive rank.", "dimension",
+        Column("D", plain, "Dimension of the signal; d for a signal of extensive rank.", "dimension",
                unless_same=True),
-        Column("metric", lambda r: r["metric"], "Name of the measured quantity, such as mse; see `smimbench "
-               "list metrics`.", words=True),
-        Column("component", lambda r: str(r["component"] or ""), "Number of the signal component, from 1; the number of the "
-               "layer where the channel has layers."),
-        Column("n", lambda r: str(r["n"]), "Number of runs that gave an estimate."),
+        Column("metric", plain, "Name of the measured quantity, such as mse; see `smimbench "
+               "list metrics`.", "metric", words=True),
+        Column("component", plain, "Number of the signal component, from 1; the number of the "
+               "layer where the channel has layers.", "component"),
+        Column("n", plain, "Number of runs that gave an estimate.", "n"),
         Column("status", statuses, "Number of runs per outcome: ok, n.c. (not converged), div. (diverged), t/o (timeout), "
                "fail, skip. `moving`: the error was still changing at the last step.", words=True),
     ],
     "Errors": [
-        Column("mean ± s.e.m.", lambda r: uncertain(r["mean"], r["sem"], 0.0), "Mean of the metric over the runs and its "
-               "standard error, which needs at least two runs.", "mean"),
-        Column("predicted", lambda r: uncertain(r.get("own_theory"), r.get("own_theory_error")), "Value that theory predicts "
-               "for this algorithm, with its numerical error; blank if there is no theory for this algorithm.", "own_theory"),
-        Column("optimal", lambda r: number(r["bayes"]), "Bayes-optimal value, from state evolution for D to infinity at the "
+        Column("mean ± s.e.m.", measured, "Mean of the metric over the runs and its "
+               "standard error, which needs at least two runs.", "mean sem"),
+        Column("predicted", uncertain, "Value that theory predicts "
+               "for this algorithm, with its numerical error; blank if there is no theory for this algorithm.",
+               "own_theory own_theory_error"),
+        Column("optimal", number, "Bayes-optimal value, from state evolution for D to infinity at the "
                "sample ratio of the row.", "bayes"),
         Column("at this D", _sized, "Bayes-optimal error at the dimension of the runs: the infinite-D value with a 1/D "
-               "correction, in closed form or from runs of a Bayes-optimal algorithm. limit: no correction is known.", "optimum"),
-        Column("diff", lambda r: signed(r["difference"], ".4f", 1e4, ".1e"), "Mean over the runs minus the optimal value.",
+               "correction, in closed form or from runs of a Bayes-optimal algorithm. limit: no correction is known.",
+               sorts="optimum"),
+        Column("diff", partial(signed, form=".4f", large=1e4, form_of_large=".1e"), "Mean over the runs minus the optimal value.",
                "difference"),
         Column("z", lambda r: marked_z(_z(r), r.get("n")), "Mean over the runs minus the predicted value (minus the optimal "
                "value if theory predicts no other), in units of the combined standard error. `?`: fewer than 4 runs, too few "
-               "for a reliable standard error. Blank where the prediction is 0.", "own_z"),
+               "for a reliable standard error. Blank where the prediction is 0.", sorts="own_z"),
         Column("error / optimal", ratio_words, "Mean error divided by the Bayes-optimal error, at the dimension of the runs "
                "where that is known. No algorithm can be below 1 on average. In the verdict: the geometric mean over sample "
-               "ratios. Blank where the optimal error is 0.", "ratio_to_bayes"),
-        Column("at 0", lambda c: "0" if c["zero_reached"] else number(c["where_zero"], 3), "Largest error among sample ratios "
-               "where the optimal error is 0; printed as 0 if all these errors are below run.target.", "where_zero"),
+               "ratios. Blank where the optimal error is 0.", sorts="ratio_to_bayes"),
+        Column("at 0", lambda most, reached: "0" if reached else number(most, 3), "Largest error among sample ratios "
+               "where the optimal error is 0; printed as 0 if all these errors are below run.target.", "where_zero zero_reached"),
         Column("as predicted", meaning="Result of a test (level 1%) that the errors at all sample ratios, sizes and metrics "
                "agree with theory. yes: they do; the percentage in brackets is the relative deviation that the test would "
                "have found with a probability of 99%. no: they do not (largest deviation and its z). finite size?: add larger "
                "D to see whether the deviation is due to finite D. too few runs: a deviation of 50% could go unnoticed."),
-        Column("instances", lambda e: f"{e['instances']}/{e['all']}", "Number of instances (data sets) on which the algorithm "
-               "gave an estimate, out of all instances. Algorithms that draw their own samples are left out.", "instances"),
-        Column("error / best", lambda e: number(e["to_best"], 3), "Error divided by the error of the algorithm in the first "
+        Column("instances", "{}/{}".format, "Number of instances (data sets) on which the algorithm "
+               "gave an estimate, out of all instances. Algorithms that draw their own samples are left out.", "instances all"),
+        Column("error / best", partial(number, digits=3), "Error divided by the error of the algorithm in the first "
                "line, as a geometric mean over the instances that both solved.", "to_best"),
-        Column("95% interval", lambda e: " to ".join(number(end, 3) for end in e["interval"] or ()), "95% confidence interval "
-               "of error / best, from Student's t applied to the logarithms."),
+        Column("95% interval", lambda ends: " to ".join(number(end, 3) for end in ends or ()), "95% confidence interval "
+               "of error / best, from Student's t applied to the logarithms.", "interval"),
     ],
     "Time": [
         Column("time to 5%", lambda r: seconds(_near(r)["seconds"]) or never(_near(r)), "Median time until the error of a run "
                "is within 5% of the optimum: the optimal error at this D, or the error of a Bayes-optimal algorithm on the "
                "instance if that is larger; where the optimum is 0, until the error is below run.target. A run that does not "
                "get so close counts as infinite time. never: most runs do not; partly: some sample ratios have no such time.",
-               "near_seconds"),
+               sorts="near_seconds"),
         Column("runs at 5%", lambda r: percent(_near(r)["fraction"]), "Share of runs that come within 5% of the optimum.",
-               "near_fraction"),
-        *(Column(f"to {name}", lambda r, e=epsilon: seconds(_near(r, e)["seconds"]) or never(_near(r, e)),  # type: ignore[misc]
+               sorts="near_fraction"),
+        *(Column(f"to {name}", lambda r, e=epsilon: seconds(_near(r, e)["seconds"]) or never(_near(r, e)),
                  f"Median time until the error is within {name} of the optimum.")
           for epsilon, name in (("0.5", "50%"), ("0.2", "20%"))),
-        Column("per run", lambda r: seconds(r["seconds"]), "Mean duration of a run.", "seconds"),
-        Column("iter.", lambda r: number(r["iterations"], 0), "Mean number of iterations of a run.", "iterations"),
-        Column("first", lambda r: seconds(r["first_iteration"]), "Time of the first iteration, which often compiles."),
-        Column("per iter.", lambda r: seconds(r["per_iteration"]), "Median duration of an iteration, without the first."),
+        Column("per run", seconds, "Mean duration of a run.", "seconds"),
+        Column("iter.", partial(number, digits=0), "Mean number of iterations of a run.", "iterations"),
+        Column("first", seconds, "Time of the first iteration, which often compiles.", "first_iteration"),
+        Column("per iter.", seconds, "Median duration of an iteration, without the first.", "per_iteration"),
         Column("of peak", _of_peak, "Speed of an iteration as a share of this machine's measured peak: of matrix products (x) "
-               "or of memory reads (r), whichever limits the iteration."),
-        Column("memory", lambda r: "" if r["peak_memory"] is None else f"{r['peak_memory'] / 2**20:.0f} MB", "Largest memory "
-               "used by any run."),
+               "or of memory reads (r), whichever limits the iteration.", "ceiling_fraction ceiling"),
+        Column("memory", lambda size: "" if size is None else f"{size / 2**20:.0f} MB", "Largest memory used by any run.",
+               "peak_memory"),
     ],
     "Infinite dimension": [
-        Column("value ± err", lambda e: e["refusal"] or uncertain(e["value"], e["error"], 0.0), "Mean of the metric extrapolated "
+        Column("value ± err", lambda value, error, refusal: refusal or measured(value, error), "Mean of the metric extrapolated "
                "from at least three dimensions to infinite D. The standard error allows for terms of order 1/D^2. `sizes too "
                "small`: these terms may move the limit by more than a tenth. `no series in 1/D`: the means scatter about the "
-               "fit by more than chance (p < 1%).", "value"),
-        Column("b ± err", lambda e: uncertain(e["coefficient"], e["coefficient_error"], 0.0), "Fitted coefficient b of the "
-               "1/D term, with its standard error."),
-        Column("b in theory", lambda e: percent(e.get("own_coefficient"), ".4g"), "Coefficient b of the 1/D term as known in "
-               "closed form."),
-        Column("chi2", lambda e: f"{e['chi2']:.1f}/{e['dof']}", "Chi-square of the fit in 1/D, divided by its degrees of "
-               "freedom.", "chi2"),
+               "fit by more than chance (p < 1%).", "value error refusal"),
+        Column("b ± err", measured, "Fitted coefficient b of the "
+               "1/D term, with its standard error.", "coefficient coefficient_error"),
+        Column("b in theory", partial(percent, form=".4g"), "Coefficient b of the 1/D term as known in "
+               "closed form.", "own_coefficient"),
+        Column("chi2", "{:.1f}/{}".format, "Chi-square of the fit in 1/D, divided by its degrees of "
+               "freedom.", "chi2 dof"),
     ],
     "Order of learning": [
         Column("layer 1, component 1, ...", meaning="Median time, in epochs or iterations, until this layer or component "
                "reaches half of its optimal overlap; `-` where the optimal overlap is 0."),
         Column("order (runs)", _sequences, "Order in which the components or layers reach half of their optimal overlap; in "
-               "brackets, the number of runs with this order.", words=True),
+               "brackets, the number of runs with this order.", "learning_order", words=True),
         Column("last / first", _last_over_first, "Learning time of the last component divided by that of the first: geometric "
-               "mean over runs and its standard error."),
-        Column("all", lambda r: percent(r["learning_order"]["success"]), "Share of runs that learned all components."),
+               "mean over runs and its standard error.", "learning_order"),
+        Column("all", lambda order: percent(order["success"]), "Share of runs that learned all components.", "learning_order"),
     ],
     "Other numbers that runs report": [
-        Column("no.", lambda e: str(e["no"]), "Position of the number in a list that the algorithm reports, such as a list of "
-               "eigenvalues.", unless_same=True),
-        Column("theory", lambda e: number(e["theory"]) or "none", "Value that theory predicts for a reported number as D "
-               "grows; none: theory predicts no such value."),
-        Column("found", lambda e: f"{e['found']}/{e['runs']}", "Number of runs that reported this number, out of all runs."),
+        Column("no.", plain, "Position of the number in a list that the algorithm reports, such as a list of "
+               "eigenvalues.", "no", unless_same=True),
+        Column("theory", lambda value: number(value) or "none", "Value that theory predicts for a reported number as D "
+               "grows; none: theory predicts no such value.", "theory"),
+        Column("found", "{}/{}".format, "Number of runs that reported this number, out of all runs.", "found runs"),
     ],
     "Comparison of two results": [
-        Column("before", lambda e: number(e["before"]), "Mean of the metric in the first of the two compared results."),
-        Column("after", lambda e: number(e["after"]), "Mean of the metric in the second of the two compared results."),
+        Column("before", number, "Mean of the metric in the first of the two compared results.", "before"),
+        Column("after", number, "Mean of the metric in the second of the two compared results.", "after"),
         Column("change", _change, "Relative change of the mean from the first result to the second, with its 99.7% "
                "interval; errors are compared instance by instance where both results use the same instances."),
-        Column("made by", meaning="Versions of the algorithm, channel and other items that produced the result, and the "
-               "versions installed now."),
-        Column("verdict", lambda e: e["verdict"], "Conclusion for the second result relative to the first: better, worse, "
+        Column("verdict", plain, "Conclusion for the second result relative to the first: better, worse, "
                "within noise, nearer to theory (worse, but closer to the prediction), both at 0, only before, only after.",
-               words=True),
+               "verdict", words=True),
     ],
     "Theory": [
-        Column("MSE", lambda p: number(p["mse"], 6), "Predicted mean squared error of a component, divided by that of "
-               "guessing the prior mean."),
-        Column("overlap", lambda p: number(p["overlap"], 6), "Predicted overlap of the estimate with the signal."),
-        Column("error", lambda p: one_digit(p["mse_error"]), "Numerical error of the number in the column to the left."),
-        Column("in alpha", lambda p: one_digit(p["alpha_error"]), "Numerical error of the MSE, expressed as a shift of the "
-               "sample ratio that would change the MSE as much."),
-        Column("gen. Bayes", lambda p: _generalization(p, "bayes"), "Generalization error (on new data) of the posterior mean "
-               "of the label."),
-        Column("plug-in", lambda p: _generalization(p, "plugin"), "Generalization error (on new data) of labels computed by "
-               "putting the estimate in place of the signal."),
-        Column("branch", lambda p: "" if p["branch"] == "unique" else p["branch"], "Solution of state evolution, where there "
+        Column("MSE", partial(number, digits=6), "Predicted mean squared error of a component, divided by that of "
+               "guessing the prior mean.", "mse"),
+        Column("overlap", partial(number, digits=6), "Predicted overlap of the estimate with the signal.", "overlap"),
+        Column("error", one_digit, "Numerical error of the number in the column to the left.", "mse_error"),
+        Column("in alpha", one_digit, "Numerical error of the MSE, expressed as a shift of the "
+               "sample ratio that would change the MSE as much.", "alpha_error"),
+        Column("gen. Bayes", partial(_generalization, "bayes"), "Generalization error (on new data) of the posterior mean "
+               "of the label.", "generalization_error component"),
+        Column("plug-in", partial(_generalization, "plugin"), "Generalization error (on new data) of labels computed by "
+               "putting the estimate in place of the signal.", "generalization_error component"),
+        Column("branch", lambda name: "" if name == "unique" else name, "Solution of state evolution, where there "
                "are several: informed (iteration starts at the signal) or uninformed (starts at the prior mean, and is what "
-               "algorithms reach).", words=True),
-        Column("published", lambda row: number(row["value"], 6), "Value of this quantity in the publication."),
-        Column("difference", lambda row: f"{row['theory'] - row['value']:+.1e}", "Computed theory value minus the published "
-               "value."),
-        Column("tolerance", lambda row: f"{row['tolerance']:.0e}" + ("" if row["within"] else " off"), "Accuracy of the "
-               "published value; off: the difference is larger than this."),
-        Column("printed", lambda row: ("<= " if row["bound"] else "") + number(row["printed"], 5), "Value that `smimbench "
-               "theory` prints, to be tested with --verify."),
-        Column("drawn", lambda row: number(row["drawn"], 5), "Monte Carlo estimate of the printed value, by --verify, from "
-               "plain random draws."),
-        Column("would have seen", lambda row: percent(row["excludes"], ".1%"), "Smallest relative deviation of the printed "
-               "value that --verify finds (beyond z = 4) in nine tests of ten, given its draws and the printed error."),
+               "algorithms reach).", "branch", words=True),
+        Column("published", partial(number, digits=6), "Value of this quantity in the publication.", "value"),
+        Column("difference", lambda theory, value: f"{theory - value:+.1e}", "Computed theory value minus the published value.",
+               "theory value"),
+        Column("tolerance", lambda tolerance, within: f"{tolerance:.0e}" + ("" if within else " off"), "Accuracy of the "
+               "published value; off: the difference is larger than this.", "tolerance within"),
+        Column("printed", lambda value, is_bound: ("<= " if is_bound else "") + number(value, 5), "Value that `smimbench "
+               "theory` prints, to be tested with --verify.", "printed bound"),
+        Column("drawn", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
+               "plain random draws.", "drawn"),
+        Column("would have seen", partial(percent, form=".1%"), "Smallest relative deviation of the printed "
+               "value that --verify finds (beyond z = 4) in nine tests of ten, given its draws and the printed error.",
+               "excludes"),
     ],
 }  # fmt: skip
 _KNOWN = {column.heading: column for columns in COLUMNS.values() for column in columns}
@@ -323,7 +339,7 @@ def _laid_out(columns: Iterable[str | Column], rows: Sequence[Any]) -> list[tupl
     found = []
     for one in columns:
         column = _KNOWN[one] if isinstance(one, str) else one
-        cells = [texts.get(column.heading, column.text)(row) for row in rows]
+        cells = [texts.get(column.heading, column.cell)(row) for row in rows]
         if any(map(str, cells)) and not (column.unless_same and len(set(map(str, cells))) == 1):
             found.append((column, headings.get(column.heading, column.heading), cells))
     return found
@@ -409,7 +425,7 @@ def html_table(
 
 
 def _html_cell(column: Column, row: Any, text: str | Text) -> str:
-    value = row.get(column.key) if column.key else None
+    value = row.get(column.sorts or column.fields.partition(" ")[0])
     sorts = f' data-value="{float(value)!r}"' if isinstance(value, (int, float)) else ""
     kind = " class=status" if column.heading == "status" else " class=text" if column.words else ""
     return f"<td{kind}{sorts}>{_escaped(str(text))}"  # HTML ends it where the next one begins
@@ -440,7 +456,7 @@ def columns_page() -> str:
 
 def print_columns(console: Console, document: dict[str, dict[str, str]]) -> None:
     """A table per topic."""
-    heads = [Column(key, lambda row, key=key: row[key], words=True) for key in ("column", "meaning")]  # type: ignore[misc]
+    heads = [Column(key, fields=key, words=True) for key in ("column", "meaning")]
     for title, columns in document.items():
         rows = [{"column": name, "meaning": text} for name, text in columns.items()]
         console.print(make_table(title, heads, rows, padding=1))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
-from smimbench.report.columns import SHORT, Column, make_table, marked_z, number, percent, seconds, uncertain
+from smimbench.report.columns import SHORT, Column, make_table, marked_z, measured, number, percent, seconds, uncertain
 from smimbench.report.labels import grouped, letter_of, place
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
 
@@ -50,7 +50,7 @@ def _verdict(rows: Rows, *alone: str | Column) -> Columns:
     """Predicted value for each algorithm and the optimal value, shown once with its error if both are equal."""
     if any(map(differs, rows)):
         return ["predicted", "z", "optimal"]
-    return [Column("optimal", lambda r: uncertain(r["theory"], r["theory_error"])), *alone, "z"]
+    return [Column("optimal", uncertain, fields="theory theory_error"), *alone, "z"]
 
 
 def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[RenderableType]:
@@ -87,8 +87,8 @@ CONTENDER: Columns = [
     "error / optimal",
     "at 0",
     Column("as predicted", prediction_cell, words=True),
-    Column("time to 5%", lambda c: seconds(c["near_seconds"]) or near_words(c), key="near_seconds"),
-    Column("runs at 5%", lambda c: percent(c["near_fraction"]), key="near_fraction"),
+    Column("time to 5%", lambda c: seconds(c["near_seconds"]) or near_words(c), sorts="near_seconds"),
+    Column("runs at 5%", percent, fields="near_fraction"),
     "per run",
     "status",
 ]
@@ -197,7 +197,7 @@ def diagnostic_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
             for name, entries in row["findings"].items():
                 found = [{**row, **entry, "no": i} for i, entry in enumerate(entries, 1)]
                 groups.setdefault((row["problem"], name), []).extend(found)
-    mean = Column("mean ± s.e.m.", lambda e: uncertain(e["mean"], e["sem"], 0.0) or "none")
+    mean = Column("mean ± s.e.m.", lambda mean, sem: measured(mean, sem) or "none", fields="mean sem")
     return [
         make_table(f"{problem}: {name.replace('_', ' ')}", [*WHERE, "no.", mean, "theory", "found"], entries)
         for (problem, name), entries in groups.items()
@@ -233,17 +233,25 @@ def comparison_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
     for (problem, metric), members in _by_problem(entries, "metric").items():
         # The z of before is in the JSON only: 80 columns.
         predicted, z = (
-            Column("predicted", lambda e: number(e["own_theory"])),
-            Column("z", lambda e: marked_z(e["after_own_z"], e["after_n"])),
+            Column("predicted", number, fields="own_theory"),
+            Column("z", marked_z, fields="after_own_z after_n"),
         )
         both: Columns = [predicted, z, "optimal"]
-        theory: Columns = both if any(map(differs, members)) else [Column("theory", lambda e: number(e["theory"]))]
-        columns = [*WHERE, "component", "before", "after", "change", *theory, Column("per iter.", _time), "verdict"]
+        theory: Columns = both if any(map(differs, members)) else [Column("theory", number, fields="theory")]
+        columns = [
+            *WHERE,
+            "component",
+            "before",
+            "after",
+            "change",
+            *theory,
+            Column("per iter.", _time, fields="after_seconds time_percent"),
+            "verdict",
+        ]
         title = f"{problem}: {find_metric(metric).label}"
         tables.append(make_table(title, columns, members, "worst first; change with its 99.7% interval"))
     return [*tables, *(Text(line, style="dim") for line in missing_values(entries))]
 
 
-def _time(entry: Mapping[str, Any]) -> str:
-    percent = entry["time_percent"]
-    return "" if percent is None else f"{seconds(entry['after_seconds'])} {percent:+.0f}%"
+def _time(after: float, change: float | None) -> str:
+    return "" if change is None else f"{seconds(after)} {change:+.0f}%"

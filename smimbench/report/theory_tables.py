@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
 
-ALPHA = Column("alpha", lambda row: f"{row['alpha']:.5g}")
+ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 VALUES: Columns = ["component", "MSE", "error", "in alpha", "overlap"]
 
 
@@ -79,7 +80,7 @@ def _published_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     columns: Columns = [
         ALPHA,
         "published",
-        Column("theory", lambda row: number(row["theory"], 6)),
+        Column("theory", partial(number, digits=6), fields="theory"),
         "difference",
         "tolerance",
     ]
@@ -179,9 +180,9 @@ def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]
         ALPHA,
         Column("quantity", _quantity, words=True),
         "printed",
-        Column("error", lambda row: one_digit(row["error"])),
+        Column("error", one_digit, fields="error"),
         "drawn",
-        Column("error", lambda row: one_digit(row["standard_error"])),
+        Column("error", one_digit, fields="standard_error"),
         Column("z", _z),
         "would have seen",
     ]
