@@ -24,7 +24,7 @@ import numpy as np
 
 from smimbench.derive.labels import predict_twice
 from smimbench.derive.prior import why_theory_only
-from smimbench.numerics.linalg import inverse_root, symmetric_root
+from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.numerics.statistics import DETECTED, FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.theory.component_ratios import ComponentRatios
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from smimbench.files import JsonObject
-    from smimbench.interfaces import Host
+    from smimbench.interfaces import Host, Posterior
     from smimbench.problem.problem import Problem
 
 RESOLVE, SECONDS = 0.02, 30.0
@@ -140,23 +140,12 @@ class Check:
 
 
 def _check(
-    quantity: str,
-    component: int | None,
-    printed: float,
-    error: float,
-    samples: Host,
-    scale: float = 1.0,
-    stated: float = 0.0,
-    *,
-    bound: bool = False,
-    effective: float | None = None,
+    quantity: str, component: int | None, printed: float, error: float, samples: Host, stated: float = 0.0, **more: Any
 ) -> Check:
-    """Compare a printed number with ``scale`` times the mean of independent samples (n,), whose own error is ``stated``."""
-    spread = scale * math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
-    carried = effective_sample_size(samples) if effective is None else effective
-    return Check(
-        quantity, component, float(printed), float(error), float(scale * samples.mean()), float(spread), bound, carried
-    )
+    """Compare a printed number with the mean of independent samples (n,), whose own error is ``stated``."""
+    spread = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
+    more = {"effective": effective_sample_size(samples)} | more
+    return Check(quantity, component, float(printed), float(error), float(samples.mean()), spread, **more)
 
 
 def verify_point(
@@ -257,67 +246,32 @@ class PointByDraws:
 
     # -- draws of the channel -----------------------------------------------------------------------------------------
 
-    def _chunks(self, Q: Host, V: Host, draws: int, wanted: str) -> Iterator[tuple[Host, Host, Host, float]]:
-        """Chunks of draws: posterior means, latents minus means, part of the posterior, and its stated error.
-
-        Points that a channel samples for its posterior are new ones for every thousand draws.
-        """
+    def _posteriors(self, Q: Host, V: Host, **options: Any) -> Iterator[tuple[Host, Host, Posterior]]:
+        """Chunks of draws: omega, latents less omega, and the posterior of the label, sampled with new points for every chunk."""
         shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel
         root_Q, root_V = symmetric_root(Q), symmetric_root(V)
         resampled = None if channel.sampling is None else channel.sampling.resampled
-        for chunk, start in enumerate(range(0, draws, CHUNK)):
-            n = min(CHUNK, draws - start)
-            normal = self._rng("latents", chunk).standard_normal((2, n, *shape))
+        size = CHUNK if resampled is None else SHARING
+        for chunk, start in enumerate(range(0, self.draws, size)):
+            normal = self._rng("latents", chunk).standard_normal((2, min(size, self.draws - start), *shape))
             omega, shift = root_Q @ normal[0], root_V @ normal[1]
             y = channel.forward(omega + shift, rng=self._rng("labels", chunk))
-            rng, parts = self._rng("posterior", chunk), []
-            for part, first in enumerate(range(0, n, n if resampled is None else SHARING)):
-                own = channel if resampled is None else resampled(chunk * (CHUNK // SHARING) + part)
-                rows = slice(first, n if resampled is None else first + SHARING)
-                second = wanted == "second_moment"
-                parts.append(own.posterior(y[rows], omega[rows], V, second_moment=second, rng=rng))
-            values = np.concatenate([getattr(part, wanted) for part in parts])
-            yield omega, shift, values, max(float(part.error) for part in parts)
-            self.on_draws(n)
+            own = channel if resampled is None else resampled(chunk)
+            yield omega, shift, own.posterior(y, omega, V, rng=self._rng("posterior", chunk), **options)
+            self.on_draws(len(omega))
 
-    def draw(self, Q: Host, V: Host, draws: int) -> tuple[Host, Host, float]:
+    def draw(self, Q: Host, V: Host) -> tuple[Host, Host, float]:
         """Products ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P) of every draw; stated error of the first."""
         inverse = np.linalg.inv(V)
         own, cross, stated = [], [], 0.0
-        for omega, shift, mean, error in self._chunks(Q, V, draws, "mean"):
-            g, h = inverse @ (mean - omega), inverse @ shift
+        for omega, shift, found in self._posteriors(Q, V):
+            g, h = inverse @ (np.asarray(found.mean) - omega), inverse @ shift
             own.append(g @ np.swapaxes(g, 1, 2))
-            mixed = g @ np.swapaxes(h, 1, 2)
-            cross.append((mixed + np.swapaxes(mixed, 1, 2)) / 2)
-            stated = max(stated, error)
+            cross.append(symmetric(g @ np.swapaxes(h, 1, 2)))
+            stated = max(stated, float(found.error))
         # An error of the posterior mean adds its square to the mean square.
         return np.concatenate(own), np.concatenate(cross), self.problem.model.sites * stated**2
-
-    def both_means(
-        self,
-        name: str,
-        printed: Host,
-        error: Host,
-        scale: float,
-        drawn: tuple[Host, Host, float],
-        pairs: list[tuple[int, int]],
-    ) -> list[Check]:
-        """Compare entries of a matrix (P, P) with two means over draws: one uses only the posterior, one the teacher."""
-        own, cross, bias = drawn
-        found = []
-        for source, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
-            for a, b in pairs:
-                entry, component = ("", a) if a == b else (f" {a + 1}{b + 1}", None)
-                carried = min(effective_sample_size(samples[:, c, c]) for c in (a, b))
-                own_error = stated / math.sqrt(self.V[a, a] * self.V[b, b])
-                found.append(
-                    _check(
-                        f"{name}{entry} ({source})", component, printed[a, b], error[a, b], samples[:, a, b],
-                        scale, own_error, effective=carried,
-                    )
-                )  # fmt: skip
-        return found
 
     @cached_property
     def _entries(self) -> tuple[Host, Host]:
@@ -348,17 +302,24 @@ class PointByDraws:
         return slopes[len(rows) :] @ np.linalg.pinv(own)
 
     def _fixed_point(self) -> list[Check]:
-        drawn, (rows, columns) = self.draw(self.Q, self.V, self.draws), self._entries
+        """Compare Qhat with two means over draws, by the posterior alone and by the teacher, and the error with a Newton step."""
+        (own, cross, bias), (rows, columns) = self.draw(self.Q, self.V), self._entries
         relative = np.array([self._error("alpha", a) / self.alpha for a in range(len(self.V))])
-        diagonal = np.diagonal(self.qhat)
-        error = np.maximum.outer(relative, relative) * np.sqrt(np.outer(diagonal, diagonal))
-        found = self.both_means("Qhat", self.qhat, error, self.scale, drawn, list(zip(rows.tolist(), columns.tolist())))
+        found = []
+        for source, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
+            for a, b in zip(rows.tolist(), columns.tolist()):
+                entry, component = ("", a) if a == b else (f" {a + 1}{b + 1}", None)
+                error = max(relative[a], relative[b]) * math.sqrt(self.qhat[a, a] * self.qhat[b, b])
+                stated_here = self.scale * stated / math.sqrt(self.V[a, a] * self.V[b, b])
+                carried = min(effective_sample_size(samples[:, c, c]) for c in (a, b))
+                name, drawn = f"Qhat{entry} ({source})", self.scale * samples[:, a, b]
+                found.append(_check(name, component, self.qhat[a, b], error, drawn, stated_here, effective=carried))
         if not all(one.decided for one in found[: len(rows)]):  # a step from means that are not known leads nowhere
             return found
-        moves = (self.scale * drawn[0][:, rows, columns] - self.qhat[rows, columns]) @ self._response.T
+        moves = (self.scale * own[:, rows, columns] - self.qhat[rows, columns]) @ self._response.T
         return found + [
-            _check("MSE", a, self.mse[a], self._error("mse", a), self.V[a, a] + own, effective=math.inf)
-            for a, own in zip(self.learned, moves.T)
+            _check("MSE", a, self.mse[a], self._error("mse", a), self.V[a, a] + move, effective=math.inf)
+            for a, move in zip(self.learned, moves.T)
         ]
 
     def _unlearned(self) -> list[Check]:
@@ -368,40 +329,35 @@ class PointByDraws:
             return []
         ratios = ComponentRatios(self.problem)
         held = [a for a in rest if ratios.critical[a] > 0]
-        waiting = [a for a in rest if ratios.critical[a] == 0]
         found = []
         if held:
-            own, _, bias = self.draw(self.Q, self.V, self.draws)
+            own, _, bias = self.draw(self.Q, self.V)
             for a in held:
-                scale, stated = self.scale / ratios.critical[a], bias / self.V[a, a]
-                found.append(_check("unlearned", a, 1.0, 0.0, own[:, a, a], scale, stated, bound=True))
+                scale = self.scale / ratios.critical[a]
+                found.append(
+                    _check("unlearned", a, 1, 0, scale * own[:, a, a], scale * bias / self.V[a, a], bound=True)
+                )
+        waiting = [a for a in rest if ratios.critical[a] == 0]
         if waiting and self.problem.channel.symmetry in ("signs", "signed-permutations"):
-            for a, samples in zip(waiting, self._growth(waiting).T):
-                error = self._error("alpha", a) / self.alpha
-                scale = self.scale * ratios.response[a]
-                found.append(_check("unlearned", a, 1.0, error, samples, scale, bound=True, effective=math.inf))
+            growth: dict[int, list[Host]] = {a: [] for a in waiting}
+            for omega, _, posterior in self._posteriors(self.Q, self.V, second_moment=True):
+                for a, rates in growth.items():  # at which a small overlap creates information
+                    G = np.asarray(posterior.second_moment)[:, a, :, a, :] / self.V[a, a] - np.eye(omega.shape[2])
+                    rates.append(self.scale * ratios.response[a] * (G * G).sum((1, 2)) / self.V[a, a] ** 2)
+            for a, rates in growth.items():
+                error, samples = self._error("alpha", a) / self.alpha, np.concatenate(rates)
+                found.append(_check("unlearned", a, 1, error, samples, bound=True, effective=math.inf))
         return found
-
-    def _growth(self, waiting: list[int]) -> Host:
-        """Growth rate ``sum_cc' G_cc'^2`` (n, len(waiting)) of every draw, at which a small overlap creates information."""
-        rows = []
-        for omega, _, moment, _ in self._chunks(self.Q, self.V, self.draws, "second_moment"):
-            G = [moment[:, a, :, a, :] / self.V[a, a] - np.eye(omega.shape[2]) for a in waiting]
-            rows.append(np.stack([(g * g).sum((1, 2)) / self.V[a, a] ** 2 for g, a in zip(G, waiting)], axis=1))
-        return np.concatenate(rows)
 
     def _perfect(self) -> list[Check]:
         """Check whether a small error shrinks: ``kappa alpha I`` against the Qhat of that error."""
         # What is unknown has the covariance of the prior: components may share a mean, but no error.
         V = SMALL * (self.second - self.bottom)
         Q = self.second - V
-        own, _, bias = self.draw(Q, V, self.draws)
-        inverse = np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V)))) / len(V)
-        samples = np.einsum("npq,qp->n", own, inverse)
-        found = _check(
-            "perfect recovery", None, 1.0, 0.0, samples, self.scale, bias * float(np.trace(inverse @ np.linalg.inv(V))),
-            bound=True,
-        )  # fmt: skip
+        own, _, bias = self.draw(Q, V)
+        inverse = self.scale * np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V)))) / len(V)
+        stated = bias * float(np.trace(inverse @ np.linalg.inv(V)))
+        found = _check("perfect recovery", None, 1, 0, np.einsum("npq,qp->n", own, inverse), stated, bound=True)
         # Written as a rate at which the error grows, so that the bound is an upper one like others.
         return [replace(found, drawn=1 / found.drawn, standard_error=found.standard_error / found.drawn**2)]
 
@@ -423,21 +379,15 @@ class PointByDraws:
             gap = signal - np.asarray(prior.denoise(R, self.qhat).estimate)
             return np.asarray(gap * gap) if low else np.diagonal(model.inner(gap, gap))[:, None]
 
-        slack = overlap_error_at(self.problem, self.qhat) * self.mse
         if low:
-            samples = squares(self.draws, 0)
-            return [_check("signal", a, self.mse[a], slack[a], samples[a]) for a in self.learned]
-        # Matrices of finite size: what their size does is taken to fall as its inverse, and counted as an error.
-        small, large = (
-            np.concatenate([squares(factor * DIMENSION, k) for k in range(MATRICES)], axis=1) for factor in (1, 2)
-        )
-        drawn = 2 * large.mean(1) - small.mean(1)
-        sem = np.hypot(2 * large.std(1, ddof=1), small.std(1, ddof=1)) / math.sqrt(MATRICES)
-        sem = np.hypot(sem, large.mean(1) - small.mean(1))
-        return [
-            Check("signal", a, float(self.mse[a]), float(slack[a]), float(drawn[a]), float(sem[a]))
-            for a in self.learned
-        ]
+            samples, bias, more = squares(self.draws, 0), np.zeros(P), {}
+        else:  # what the size of a matrix does is taken to fall as its inverse, and counted as an error
+            small, large = (
+                np.concatenate([squares(factor * DIMENSION, k) for k in range(MATRICES)], axis=1) for factor in (1, 2)
+            )
+            samples, bias, more = 2 * large - small, np.abs((large - small).mean(1)), {"effective": math.inf}
+        slack = overlap_error_at(self.problem, self.qhat) * self.mse
+        return [_check("signal", a, self.mse[a], slack[a], samples[a], bias[a], **more) for a in self.learned]
 
     def _predictions(self) -> list[Check]:
         """Check generalization errors with two posterior draws, one of which plays the truth."""
@@ -462,8 +412,7 @@ class PointByDraws:
         errors = self.point.get("generalization_error_error") or {}
         return [  # of balanced labels the first term vanishes, and what is left is of second order
             _check(
-                f"generalization {kind}", None, printed[kind], errors.get(kind, 0.0), loss,
-                stated=2 * loss.mean() / self.draws,
+                f"generalization {kind}", None, printed[kind], errors.get(kind, 0.0), loss, 2 * loss.mean() / self.draws
             )
             for kind, loss in losses.items()
             if kind in printed

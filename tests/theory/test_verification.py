@@ -203,9 +203,10 @@ class Shared(Channel):
 def test_points_of_a_sampled_posterior_are_not_shared_by_all_draws():
     problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.5}, "gaussian")
     checked = PointByDraws(problem, points(problem, 1.0)[0])
-    right = checked.draw(checked.Q, checked.V, 20_000)[1].mean()
+    checked.draws = 20_000
+    right = checked.draw(checked.Q, checked.V)[1].mean()
     object.__setattr__(problem, "channel", Shared())
-    sampled = checked.draw(checked.Q, checked.V, 20_000)[1].mean()
+    sampled = checked.draw(checked.Q, checked.V)[1].mean()
     assert 0 < abs(sampled / right - 1) < 3 * 0.05 / np.sqrt(20)
 
 
