@@ -468,19 +468,25 @@ class _PriorTest(_Test):
     def check(self, Qhat: Host, at: str, point: int) -> None:
         """Test the prior at a Qhat (P, P); ``point`` numbers the draws."""
         (stated, dimension), _ = self.grown(partial(self._wrong, Qhat, f"Qhat = {at}", point))
-        P, (second, bottom) = len(Qhat), prior_moments(self.problem, len(Qhat))
+        P, second = len(Qhat), prior_moments(self.problem, len(Qhat))[0]
         mapped = self.ask("overlap", Qhat[None, ...])
         Q, V = (self.finite(f"overlap: {name}", getattr(mapped, name, None), (1, P, P))[0] for name in ("Q", "V"))
         if not np.allclose(Q + V, second, rtol=1e-6, atol=1e-9):
             raise self.fail("overlap: Q + V must be the second moment of the signal")
-        claimed, error = V.sum(1) / np.diagonal(second - bottom), _standard_error(stated)
+        claimed, error = V.sum(1) / self._unit(Qhat), _standard_error(stated)
         slack = SCORES * error + self.allowance / dimension + 3 * overlap_error_at(self.problem, Qhat)
-        self.require(f"overlap at Qhat = {at}: V in units of the variance", claimed, stated.mean(0), error, slack)
+        what = "the variance" if self.vectors else "a linear estimate's"
+        self.require(f"overlap at Qhat = {at}: V in units of {what}", claimed, stated.mean(0), error, slack)
+
+    def _unit(self, Qhat: Host) -> Host:
+        """Unit (P,) of squared errors: the variance for vectors, for matrices that of the best linear estimate."""
+        variance = np.subtract(*prior_moments(self.problem, len(Qhat)))
+        return np.diagonal(variance if self.vectors else np.linalg.inv(np.linalg.inv(variance) + Qhat))
 
     def _wrong(
         self, Qhat: Host, where: str, point: int, dimension: int, again: str
     ) -> tuple[dict[str, str], tuple[Host, int]]:
-        r"""Failures of the prior's tests, the error that it states (draws, P) in units of the variance, and the dimension.
+        r"""Failures of the prior's tests, the error that it states (draws, P) in ``_unit``, and the dimension.
 
         The error of a posterior mean has mean zero with every function of the input R. With R itself it says that the response
         of the estimate to R is ``V Qhat``, because ``E <Z, f(R)>`` is the mean derivative of f along the noise Z. Products
@@ -488,7 +494,7 @@ class _PriorTest(_Test):
         """
         model, P = self.problem.model, len(Qhat)
         second, bottom = prior_moments(self.problem, P)
-        spread, square = np.diagonal(second - bottom), np.diagonal(second)
+        unit, square = self._unit(Qhat), np.diagonal(second)
         root = symmetric_root(np.linalg.inv(Qhat))
         # The best linear estimate stands for R, which is large where little is known.
         linear = np.linalg.inv(np.linalg.inv(second - bottom) + Qhat) @ Qhat
@@ -511,7 +517,7 @@ class _PriorTest(_Test):
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
             found = self.denoised(R, Qhat)
             gap = signal - found.estimate
-            stated.append(np.asarray(found.V).sum(1) / spread)
+            stated.append(np.asarray(found.V).sum(1) / unit)
             known = {
                 "the estimate is not the mean of the law it was drawn from": found.estimate - mean,
                 "the response of the estimate to its input is not V Qhat": np.tensordot(linear, R - mean, axes=1),
@@ -519,8 +525,8 @@ class _PriorTest(_Test):
             if self.vectors:
                 known["the estimate has not the mean of the signal"] = constant
                 known["the estimate overlooks what the input tells"] = np.tanh(R / np.sqrt(square)[:, None])
-            row = {what: product(gap, one) / spread for what, one in known.items()}
-            row["the error V that it returns is not that of its estimates"] = product(gap, gap) / spread - stated[-1]
+            row = {what: product(gap, one) / unit for what, one in known.items()}
+            row["the error V that it returns is not that of its estimates"] = product(gap, gap) / unit - stated[-1]
             row[MOMENT] = (product(signal, signal) - second.sum(1)) / square
             row["mean is not that of the signals"] = product(signal - mean, constant) / square
             row["mean_overlap is not that of the mean with itself"] = (product(mean, mean) - bottom.sum(1)) / square
