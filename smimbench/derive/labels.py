@@ -118,6 +118,7 @@ def symmetry_of_labels(channel: Any, sites: int) -> str:
     cycle, swap = np.roll(np.eye(P), 1, axis=0), np.eye(P)
     swap[:2] = swap[:2][::-1]
     rotation = np.linalg.qr(rng.standard_normal((P, P)))[0]
+    rotation[0] *= np.linalg.det(rotation)  # a reflection is none
     if P > 1 and unseen(rotation):
         return "rotations"
     flips = all(unseen(np.diag(np.where(np.arange(P) == p, -1.0, 1.0))) for p in range(P))

@@ -117,10 +117,9 @@ def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]],
     if not tests or not points:
         return
     second, bottom = prior_moments(problem)
-    chosen = np.unique(np.linspace(0, len(points) - 1, 16).round().astype(int))
     begin = clock()
-    # Far apart first (the bits of the position read backwards): a slow item is tested along the whole curve, too.
-    for index in sorted(chosen, key=lambda i: f"{np.searchsorted(chosen, i):08b}"[::-1]):
+    # In random order: a slow item is tested along the whole curve, too.
+    for index in monte_carlo_rng("consistency: points").permutation(len(points))[:16].tolist():
         Q, V = points[index]
         unknown = np.diagonal(V) / np.diagonal(second)
         if clock() - begin > REPORTED_SECONDS:
@@ -137,10 +136,10 @@ def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]],
         for test in tests:
             if isinstance(test, _ChannelTest):
                 kept = np.maximum(further, SMALLEST * np.diag(np.diagonal(second)))
-                test.check(second - kept, kept, len(KNOWN) + int(index))
+                test.check(second - kept, kept, len(KNOWN) + index)
             elif len(learned) == problem.components:
                 Qhat = inverse_map(problem, second - further, further, learned)
-                test.check(Qhat, f"{np.diagonal(Qhat).max():.3g}", len(INFORMATION) + int(index))
+                test.check(Qhat, f"{np.diagonal(Qhat).max():.3g}", len(INFORMATION) + index)
 
 
 def require_likelihood(problem: Problem, seed: int = 0) -> None:
