@@ -294,18 +294,12 @@ def state_copies(context: CheckContext, setting: Setting) -> None:
         for _ in range(steps_of(algorithm, data)):
             begin, _ = algorithm.step(setting.problem, data, begin)
         ends.append(np.array(to_host(algorithm.estimate(begin))))
-    for wrong, what in (
-        (
-            not np.array_equal(read, kept),
-            "a step changes the estimate that was handed out before; make a new array in step",
-        ),
-        (not np.array_equal(kept, ends[0]), "reading the estimate twice gives two answers"),
-        (
-            not np.array_equal(*ends[1:]),
-            "a copy of the state goes on to another estimate; keep all that is iterated in it",
-        ),
+    for one, other, what in (
+        (read, kept, "a step changes the estimate that was handed out before; make a new array in step"),
+        (kept, ends[0], "reading the estimate twice gives two answers"),
+        (*ends[1:], "a copy of the state goes on to another estimate; keep all that is iterated in it"),
     ):
-        if wrong:
+        if not np.array_equal(one, other):
             raise CheckFailed(f"{what} ({setting.name})")
 
 

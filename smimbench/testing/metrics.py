@@ -12,6 +12,8 @@ import numpy as np
 from smimbench.interfaces import NotMeasured
 from smimbench.registry.metrics import is_worse, theory_of
 from smimbench.testing.core import CheckFailed, CheckSkipped, published
+from smimbench.theory.information import prior_moments
+from smimbench.theory.types import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,19 +139,11 @@ def theory(context: CheckContext, instance: Instance) -> None:
     """Check that theory gives as many finite values and errors as are measured."""
     if context.item.theory is None:
         raise CheckSkipped("the metric has no theory")
-    problem = instance.problem
-    P = problem.components
-    second = np.asarray(problem.prior.second_moment(P), dtype=float)
-    low = np.asarray(problem.prior.mean_overlap(P), dtype=float)
+    problem, P = instance.problem, instance.problem.components
+    second, low = prior_moments(problem)
     V = np.diagonal(second - low) / 2
-    point = {
-        "alpha": 1.0,
-        "mse": float(V[0]) if P == 1 else V.tolist(),
-        "mse_error": 0.0 if P == 1 else [0.0] * P,
-        "overlap": (second - np.diag(V)).tolist(),
-        "branch": "unique",
-        "method": "made up",
-    }
+    point = {"alpha": 1.0, "mse": plain(V), "mse_error": plain(0 * V), "overlap": (second - np.diag(V)).tolist()}
+    point |= {"branch": "unique", "method": "made up"}
     found, errors = theory_of(context.item, problem, point, P)
     wanted = P if context.item.per_component else 1
     if len(found) != wanted or len(errors) != wanted:

@@ -396,8 +396,7 @@ class _ChannelTest(_Test):
         except ValueError as error:
             raise self.fail(str(error)) from None
         for name in ("mean", "covariance", *(["second_moment"] if second is not None else [])):
-            if not np.isfinite(getattr(found, name)).all():
-                raise self.fail(f"posterior: {name} contains numbers that are not finite")
+            self.finite(f"posterior: {name}", getattr(found, name), getattr(found, name).shape)
         if _stated_error(found) > 0.1:
             raise self.fail(f"posterior: states an error of {found.error:.2g} of its mean, but at most 0.1 is allowed")
         return found, second

@@ -402,13 +402,11 @@ class PointByDraws:
             [np.asarray(y, dtype=float).reshape(self.draws, -1) for y in predict_twice(self.problem.channel, z)]
             for z in (omega + root_V @ normal[1], omega + root_V @ normal[2], omega)
         )
-        losses = {
-            "bayes": ((truth[0] - other[0]) * (truth[1] - other[1])).sum(1) / 2,
-            "plugin": ((truth[0] - plugin[0]) * (truth[1] - plugin[1])).sum(1),
-            "constant": ((truth[0] - truth[0].mean(0)) * (truth[1] - truth[1].mean(0))).sum(1)
-            * self.draws
-            / (self.draws - 1),
-        }
+        constant = [y.mean(0) for y in truth]
+        bayes, plug_in, blind = (
+            ((truth[0] - one[0]) * (truth[1] - one[1])).sum(1) for one in (other, plugin, constant)
+        )
+        losses = {"bayes": bayes / 2, "plugin": plug_in, "constant": blind * self.draws / (self.draws - 1)}
         errors = self.point.get("generalization_error_error") or {}
         return [  # of balanced labels the first term vanishes, and what is left is of second order
             _check(
