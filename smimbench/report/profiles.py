@@ -13,7 +13,7 @@ from smimbench.report.optimum import limit_of
 from smimbench.report.rows import LOST, bayes_point, used_fresh
 from smimbench.report.statistics import EPSILONS, instance_of, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
-from smimbench.report.verdict import errors
+from smimbench.report.verdict import errors, on_their_data
 from smimbench.run.external import ELSEWHERE
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def hits(results: Results) -> list[JsonObject]:
         ``algorithm``; ``instance`` (problem, sample ratio, dimension, root seed and replicate); ``epsilon``; ``seconds``,
         ``iteration`` and ``samples`` at which every component was first within ``(1 + epsilon)`` of the Bayes-optimal
         error (within the suite's target where that is 0), infinity where it never was. Without algorithms that draw samples
-        of their own, see ``errors``, and without problems whose theory is not stored.
+        of their own, see ``on_their_data``, and without problems whose theory is not stored.
     """
     found = []
     for cell, record in results.pairs:
@@ -72,7 +72,7 @@ def performance(results: Results) -> list[JsonObject]:
     """Error of each algorithm over the least of all on every instance, ``ratio``: infinity where it has none."""
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
-    known = errors([row for row in rows if row["backend"] in (rows[0]["backend"], ELSEWHERE)])
+    known = errors(on_their_data([row for row in rows if row["backend"] in (rows[0]["backend"], ELSEWHERE)]))
     places = {place for own in known.values() for place in own}
     best = {place: min(own[place][0] for own in known.values() if place in own) for place in places}
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,70 +64,43 @@ def _verdict(problem: str, rows: Rows) -> JsonObject:
     metric = next((name for name in names if find_metric(name).direction == "lower"), None)
     largest = max(row["dimension"] for row in rows)
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
-    ratios = {row["nominal_alpha"] for row in own}
-    name = names_with_backend(own)
-    groups, whole = grouped(own, name), grouped(rows, name)
-    logs = {
-        label: _log_ratios({(row["nominal_alpha"], key[-1]): pair for row, key, pair in _by_instance(members)}, own)
-        for label, members in groups.items()
-    }
-    contenders = [{"algorithm": label, **_contender(members), **agreement(whole[label], metric),
-                   "below_optimum": is_below_optimum(whole[label], metric)} for label, members in groups.items()]  # fmt: skip
-    for one in contenders:  # a sample ratio that others were run at and this one was not is no estimate, either
-        one["missing"] += len(ratios - {row["nominal_alpha"] for row in groups[one["algorithm"]]})
-    contenders.sort(key=_rank)
-    best = contenders[0] if contenders else {}
-    tied = [
-        one["algorithm"]
-        for one in contenders[1:]
-        if None not in (one["ratio_to_bayes"], best["ratio_to_bayes"])
-        and one["missing"] == best["missing"]
-        and (
-            (change := change_between(logs[best["algorithm"]], logs[one["algorithm"]], TIE)) is None
-            or abs(change.value) <= change.half
+    name, ratios, logs = names_with_backend(own), {row["nominal_alpha"] for row in own}, _log_ratios(own)
+    whole, contenders = grouped(rows, name), []
+    for label, members in grouped(own, name).items():
+        # A sample ratio that others were run at and this one was not is no estimate, either.
+        missed = len(ratios - {row["nominal_alpha"] for row in members})
+        below = {"below_optimum": is_below_optimum(whole[label], metric)}
+        contenders.append(
+            {"algorithm": label, **_contender(members, missed), **agreement(whole[label], metric), **below}
         )
-    ]
-    return {"problem": problem, "metric": metric, "dimension": largest, "contenders": contenders,
+    best, *others = sorted(contenders, key=_rank) or [{}]
+    tied = []
+    for one in others:
+        if None not in (one["ratio_to_bayes"], best["ratio_to_bayes"]) and one["missing"] == best["missing"]:
+            change = change_between(logs[best["algorithm"]], logs[one["algorithm"]], TIE)
+            tied += [one["algorithm"]] * (change is None or abs(change.value) <= change.half)
+    return {"problem": problem, "metric": metric, "dimension": largest, "contenders": [best, *others] if best else [],
             "dimension_letter": letter_of(rows), "tied": tied}  # fmt: skip
 
 
-def _by_instance(rows: Rows) -> list[tuple[JsonObject, tuple[Any, ...], tuple[float, float]]]:
-    """A row, place and instance, and error with the Bayes-optimal one, both summed over components."""
-    found = []
-    for layers in grouped(rows, place).values():
-        if _is_solved(layers):
-            bayes = math.fsum(row["optimum"] for row in layers)
-            for instance in sorted(set.intersection(*(set(row["values"]) for row in layers))):
-                error = math.fsum(row["values"][instance] for row in layers)
-                found.append((layers[0], (*place(layers[0]), instance), (error, bayes)))
-    return found
-
-
-def _log_ratios(known: Mapping[Any, tuple[float, float]], rows: Sequence[Mapping[str, Any]]) -> dict[Any, float]:
-    """Logarithm of the ratio to the Bayes-optimal error, where that error is not 0."""
-    zero = ZERO * max((row["target"] for row in rows), default=0.0)
-    return {key: math.log(e / bayes) for key, (e, bayes) in known.items() if bayes > zero and e > 0}
-
-
-def _contender(rows: Rows) -> JsonObject:
+def _contender(rows: Rows, missed: int) -> JsonObject:
     points = list(grouped(rows, place).values())
-    firsts = [layers[0] for layers in points]
-    known = [layers for layers in points if all(None not in (row["mean"], row["bayes"]) for row in layers)]
+    firsts, solved = [layers[0] for layers in points], [layers for layers in points if _is_solved(layers)]
+    known = [layers for layers in solved if all(row["mean"] is not None for row in layers)]
     target = rows[0]["target"]  # one for the suite
     logs, errors, zeros = [], [], []
     for layers in known:
-        mean, bayes = (math.fsum(row["mean"] for row in layers), math.fsum(row["optimum"] for row in layers))
-        if bayes <= ZERO * target:
+        mean, optimum = (math.fsum(row[key] for row in layers) for key in ("mean", "optimum"))
+        if optimum <= ZERO * target:
             zeros.append(mean)
         elif mean > 0:
-            sems = [math.inf if row["sem"] is None else row["sem"] for row in layers]
-            logs.append(math.log(mean / bayes))
-            sized = [row["optimum_error"] or 0.0 for row in layers]
-            errors.append(math.hypot(math.hypot(*sems) / mean, math.hypot(*sized) / bayes))
+            logs.append(math.log(mean / optimum))
+            sems = (math.inf if row["sem"] is None else row["sem"] / mean for row in layers)
+            errors.append(math.hypot(*sems, *((row["optimum_error"] or 0.0) / optimum for row in layers)))
     ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
-    near = [layers[0]["time_to_theory"]["0.05"] for layers in points if _is_solved(layers)]
-    unsolved = sum(row["mean"] is not None for layers in points if not _is_solved(layers) for row in layers[:1])
+    near = [layers[0]["time_to_theory"]["0.05"] for layers in solved]
+    unsolved = sum(layers[0]["mean"] is not None for layers in points if not _is_solved(layers))
     times = [one["seconds"] for one in near]
     return {
         "ratio_to_bayes": ratio,
@@ -134,7 +108,7 @@ def _contender(rows: Rows) -> JsonObject:
         "where_zero": max(zeros, default=None),
         "zero_reached": max(zeros) <= target if zeros else None,
         "points": len(known),
-        "missing": len(points) - len(known),
+        "missing": len(points) - len(known) + missed,
         "near_seconds": None if None in times or not times else float(np.median(times)),
         "near_fraction": mean_of([one["fraction"] or 0.0 for one in near]) if known else None,
         **{key: mean_of([r[key] for r in firsts if r[key] is not None]) for key in ("seconds", "iterations")},
@@ -238,16 +212,29 @@ def near_words(one: Mapping[str, Any]) -> str:
 
 
 def errors(rows: Sequence[JsonObject]) -> dict[str, dict[tuple[Any, ...], tuple[float, float]]]:
-    """Error and Bayes-optimal error, both summed over components, of each algorithm (on each backend) on each instance.
-
-    Without algorithms that draw samples of their own, and stand at a sample ratio well above the one that was asked for: they
-    saw other data, and more of it, than the instance has.
-    """
-    own = [row for row in rows if row["metric"] == "mse" and row["alpha"] <= 1.5 * row["nominal_alpha"]]
+    """Error and Bayes-optimal error, both summed over components, of each algorithm (on each backend) on each instance."""
     found: dict[str, dict[tuple[Any, ...], tuple[float, float]]] = {}
-    name = names_with_backend(own)
-    for row, (problem, _, _, *where), pair in _by_instance(own):
-        found.setdefault(name(row), {})[problem, *where] = pair
+    name = names_with_backend(rows)
+    for layers in filter(_is_solved, grouped(rows, place).values()):
+        first, optimum = layers[0], math.fsum(row["optimum"] for row in layers)
+        for instance in sorted(set.intersection(*(set(row["values"]) for row in layers))):
+            where = (first["problem"], first["nominal_alpha"], first["dimension"], instance)
+            found.setdefault(name(first), {})[where] = math.fsum(row["values"][instance] for row in layers), optimum
+    return found
+
+
+def on_their_data(rows: Sequence[JsonObject]) -> list[JsonObject]:
+    """Rows of the error without algorithms that draw samples of their own, and stand at a sample ratio well above the one that
+    was asked for: they saw other data, and more of it, than the instance has.
+    """
+    return [row for row in rows if row["metric"] == "mse" and row["alpha"] <= 1.5 * row["nominal_alpha"]]
+
+
+def _log_ratios(rows: Sequence[JsonObject]) -> defaultdict[str, dict[Any, float]]:
+    """Logarithm of the ratio to the Bayes-optimal error where that error is not 0, by algorithm and instance."""
+    zero, found = ZERO * max((row["target"] for row in rows), default=0.0), defaultdict[str, dict[Any, float]](dict)
+    for name, known in errors(rows).items():
+        found[name] = {key: math.log(e / optimum) for key, (e, optimum) in known.items() if optimum > zero and e > 0}
     return found
 
 
@@ -261,12 +248,12 @@ def summary(rows: Sequence[JsonObject]) -> list[JsonObject]:
         over those whose Bayes-optimal error is not 0; ``to_best``, the geometric mean of its error over that of the
         first algorithm on the same instances, with ``interval`` by Student's t on the paired logarithms (None for the first).
     """
-    known = errors(rows)
+    own = on_their_data(rows)
+    known, logs = errors(own), _log_ratios(own)
     if len(known) < 2:
         return []
-    everything = len({where for own in known.values() for where in own})
-    logs = {name: _log_ratios(own, rows) for name, own in known.items()}
-    ratios = {name: math.exp(math.fsum(own.values()) / len(own)) if own else None for name, own in logs.items()}
+    everything = len({where for one in known.values() for where in one})
+    ratios = {name: math.exp(math.fsum(one.values()) / len(one)) if one else None for name, one in logs.items()}
     names = sorted(logs, key=lambda name: (-len(known[name]), math.inf if ratios[name] is None else ratios[name]))
     first, found = logs[names[0]], []
     for name in names:

@@ -30,7 +30,7 @@ def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
     page = tmp_path / "page.html"
     call(capsys, "report", path, *where, "--output", page)
     assert "At infinite dimension" in page.read_text()
-    assert "means over runs against 1/D, at the sample ratio of the largest D" in page.read_text()
+    assert "Means over runs, at the sample ratio of the largest D" in page.read_text()
     assert (tmp_path / "results" / "small" / "figures" / "finite-size.png").exists()
 
 
