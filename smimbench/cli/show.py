@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import math
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ from smimbench.cli.results import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from smimbench.files import JsonObject
     from smimbench.run.verification import Verification
@@ -233,28 +232,29 @@ def report(request: Request, output: Path) -> int:
     return OK
 
 
-Runs = dict[tuple[str, str], tuple[Path, "Callable[[], list[JsonObject]]"]]
-"""By suite and options: where a run lies, and its rows."""
-
-
-def _runs_in(path: Path, request: Request) -> Runs:
-    """All runs in a results folder, or in files of packed results."""
+def _runs_in(path: Path) -> dict[tuple[str, str], Path]:
+    """All runs in a results folder, or files of packed results, by suite and options."""
     from smimbench.report.packed import packed_under, read_packed
     from smimbench.run.store import settings_under, why_none, words_of
 
-    def rows(folder: Path) -> list[JsonObject]:
-        results = stored_results(replace(request, name=str(folder)))
-        rows = results.rows
-        remark_missing_theory(results, request)
-        return rows
-
-    found: Runs = {(o.suite, o.words): (o.folder, partial(rows, o.folder)) for o in settings_under(path)}
+    found = {(one.suite, one.words): one.folder for one in settings_under(path)}
     for file in packed_under(path) if not found else ():
         document, shared = read_packed(file)
-        found[document["suite"], words_of(shared)] = file, partial(list, document["rows"])
+        found[document["suite"], words_of(shared)] = file
     if not found:
         raise click.UsageError(f"{path}: {why_none(path)}, and there are no packed results there")
     return found
+
+
+def _rows_at(path: Path, request: Request) -> list[JsonObject]:
+    from smimbench.report.packed import read_packed
+
+    if path.is_file():
+        return list(read_packed(path)[0]["rows"])
+    results = stored_results(replace(request, name=str(path)))
+    rows = results.rows
+    remark_missing_theory(results, request)
+    return rows
 
 
 @command(
@@ -278,17 +278,17 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
 
     if fail_over is not None and math.isnan(fail_over):
         raise click.UsageError("--fail-over: must be a number, got nan")
-    old, new = (_runs_in(path, request) for path in (before, after))
+    old, new = map(_runs_in, (before, after))
     if len(old) == len(new) == 1:  # the only ones of two places, whatever they are of
         new = dict(zip(old, new.values()))
     common = [key for key in old if key in new]
     if not common:
         raise click.UsageError(f"{before} and {after} contain no suite that was run with the same settings in both")
-    alone = [where for side in (old, new) for key, (where, _) in side.items() if key not in common]
+    alone = [where for side in (old, new) for key, where in side.items() if key not in common]
     request.remark(f"{where} has no counterpart; not compared" for where in alone)
     entries: list[JsonObject] = []
     for key in common:
-        rows = [side[key][1]() for side in (old, new)]
+        rows = [_rows_at(side[key], request) for side in (old, new)]
         if len(common) > 1:
             rows = [[{**row, "problem": f"{key[0]}: {row['problem']}"} for row in side] for side in rows]
         entries += compare_rows(*rows)

@@ -251,35 +251,23 @@ def _ceilings(again: bool, gpu: bool) -> JsonObject:
 
 def print_diagnosis(console: Console, document: JsonObject) -> None:
     """The diagnosis as a page."""
-    info, gpu, plugins, driver = document["machine"], document["gpu"], document["plugins"], document["gpu"]["driver"]
-    sections = {
-        "versions": document["versions"],
-        "machine": {
-            "processor": f"{info['processor']}, {info['cores']} cores, {info['memory_gib']} GiB",
-            "system": f"{info['system']}, Python {info['python']}",
-            "BLAS": ", ".join(info["blas"]) or "unknown",
-            "fingerprint": document["fingerprint"],
-        },
-        "GPU": {
-            "driver": f"{driver['version']}, CUDA up to {driver['cuda']}" if driver else "none found",
-            "CuPy": gpu["cupy"],
-            "devices": ", ".join(gpu["devices"]) or "none",
-        },
-        "ceilings": {name: _rates(rates) for name, rates in document["ceilings"].items()}
-        or {"not measured yet": "smimbench doctor --ceilings"},
-        "plugins": {"loaded": plugins["loaded"], "failed": len(plugins["failed"])},
-    }
-    for title, lines in sections.items():
+    ceilings = document["ceilings"] or {"not measured yet": "smimbench doctor --ceilings"}
+    shown = document | {"machine": document["machine"] | {"fingerprint": document["fingerprint"]}, "ceilings": ceilings}
+    for title in ("versions", "machine", "gpu", "ceilings", "plugins"):
         console.print(title, style="bold")
-        for name, text in lines.items():
-            console.print(f"  {name:17s} {text}", soft_wrap=name == "CuPy")
-    for line in plugins["failed"]:
+        for name, value in shown[title].items():
+            if name not in ("advice", "failed"):  # stand below
+                console.print(f"  {name:17s} {_words(value)}", soft_wrap=True)
+    for line in document["plugins"]["failed"]:
         console.print(f"  {line}", style="red", soft_wrap=True)
     for line in document["advice"]:
         console.print(f"to do: {line}", style="yellow", soft_wrap=True)
 
 
-def _rates(rates: JsonObject) -> str:
-    kinds = [key for key in ("float64", "float32", "tf32") if key in rates]
-    products = ", ".join(f"{rates[key] / 1e9:.0f} {key}" for key in kinds)
-    return f"{products} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s"
+def _words(value: Any) -> str:
+    if isinstance(value, dict) and "bandwidth" in value:
+        products = ", ".join(f"{value[key] / 1e9:.0f} {key}" for key in ("float64", "float32", "tf32") if key in value)
+        return f"{products} GFLOP/s; reading {value['bandwidth'] / 1e9:.1f} GB/s"
+    if isinstance(value, (dict, list)):
+        return ", ".join(f"{key} {value[key]}" if isinstance(value, dict) else str(key) for key in value) or "none"
+    return "none" if value is None else str(value)

@@ -275,7 +275,7 @@ SHOWN = [
     ("plugins", 0, ["loaded channels"]),
     ("plugins --plugins {tmp}/drop", 1, ["loaded good", "channel twice", BAD]),
     ("list channels --plugins {tmp}/drop/good.py --trace-plugins", 0, ["loading good of good", "channel twice"]),
-    ("doctor", 0, ["versions", "numpy", "BLAS", "GPU", "CuPy", "plugins"]),
+    ("doctor", 0, ["versions", "numpy", "blas", "gpu", "cupy", "plugins"]),
     ("doctor --plugins {tmp}/drop/bad.py", 1, [BAD]),
     ("--version", 0, ["smimbench, version "]),
     ("run {suite} --results {tmp}/r --quiet --workers 1 --no-figure", 0, ["cells: 8 ok"]),
