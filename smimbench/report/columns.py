@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import textwrap
 from functools import partial
@@ -21,6 +20,7 @@ from smimbench.report.optimum import LIMIT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from jinja2 import Environment
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from smimbench.files import JsonObject
@@ -397,13 +397,24 @@ class Whole:
 # -- in HTML --------------------------------------------------------------------------------------------------------------
 
 
+def html_environment() -> Environment:
+    """Templates whose text from users is escaped, without bidirectional-override and terminal control characters."""
+    import jinja2
+
+    def clean(value: Any) -> Any:
+        return type(value)(printable(value)) if isinstance(value, str) else value
+
+    folder = jinja2.PackageLoader("smimbench.report", "assets")
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean, loader=folder)
+
+
 def html_table(
     columns: Iterable[str | Column],
     rows: Sequence[Any],
     about: Callable[[Any], Mapping[str, str]] = lambda row: {},
     more: Callable[[Any], Sequence[str]] = lambda row: (),
 ) -> str:
-    """An HTML table that is sorted by clicking a heading; text from users is escaped.
+    """An HTML table that is sorted by clicking a heading; it needs jinja2.
 
     Parameters
     ----------
@@ -412,27 +423,8 @@ def html_table(
     more : callable
         Lines of small print in its last cell.
     """
-    shown = _laid_out(columns, rows)
-    heads = [f"<th{' class=text' if column.words else ''}>{_escaped(heading)}</th>" for column, heading, _ in shown]
-    lines = []
-    for row, *texts in zip(rows, *(cells for *_, cells in shown)):
-        cells = [_html_cell(column, row, text) for (column, *_), text in zip(shown, texts)]
-        cells += [f"<br><small>{_escaped(line)}</small>" for line in more(row)]
-        attributes = "".join(f' {name}="{_escaped(value)}"' for name, value in about(row).items())
-        lines.append(f"<tr{attributes}>{''.join(cells)}</tr>")
-    head, body = "".join(heads), "\n".join(lines)
-    return f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def _html_cell(column: Column, row: Any, text: str | Text) -> str:
-    value = row.get(column.sorts or column.fields.partition(" ")[0])
-    sorts = f' data-value="{float(value)!r}"' if isinstance(value, (int, float)) else ""
-    kind = " class=status" if column.heading == "status" else " class=text" if column.words else ""
-    return f"<td{kind}{sorts}>{_escaped(str(text))}"  # HTML ends it where the next one begins
-
-
-def _escaped(text: str) -> str:
-    return html.escape(printable(text))
+    template = html_environment().get_template("table.html.jinja")
+    return template.render(shown=_laid_out(columns, rows), rows=rows, about=about, more=more)
 
 
 # -- what they mean -------------------------------------------------------------------------------------------------------

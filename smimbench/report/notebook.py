@@ -27,8 +27,10 @@ ROW: list[str | Column] = [
 """Columns of a row in HTML."""
 
 
-def rows_html(rows: Sequence[JsonObject]) -> str:
-    """Verdicts and the first rows as HTML, with text from users escaped."""
+def rows_html(rows: Sequence[JsonObject]) -> str | None:
+    """Verdicts and the first rows as HTML, with text from users escaped; None, which a notebook shows as text, without jinja2."""
+    if importlib.util.find_spec("jinja2") is None:
+        return None
     lines = "".join(f"<li>{html.escape(verdict_line(one))}</li>" for one in verdicts(rows))
     return f"<ul>{lines}</ul>{html_table(ROW, rows[:40])}<p>{min(40, len(rows))} of {len(rows)} rows</p>"
 

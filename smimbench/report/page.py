@@ -8,9 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smimbench.files import printable
 from smimbench.report.charts import page_figures
-from smimbench.report.columns import columns_document, html_table, number, ratio_words, seconds
+from smimbench.report.columns import columns_document, html_environment, html_table, number, ratio_words, seconds
 from smimbench.report.labels import names_with_backend
 from smimbench.report.notebook import ROW
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
@@ -38,15 +37,11 @@ def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -
     ImportError
         If jinja2 or matplotlib is missing (extra ``report``).
     """
-    import jinja2
-
-    def clean(value: Any) -> Any:
-        """Untrusted text without bidirectional-override and terminal control characters."""
-        return type(value)(printable(value)) if isinstance(value, str) else value
-
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean)
+    environment = html_environment()
     environment.filters |= {"number": number, "seconds": seconds}
-    assets = {path.name: path.read_text(encoding="utf-8") for path in Path(__file__).with_name("assets").iterdir()}
+    css, js = (
+        Path(__file__).with_name("assets").joinpath(f"page.{end}").read_text(encoding="utf-8") for end in ("css", "js")
+    )
     suite, rows, extrapolated = results.suite, results.rows, results.extrapolated
     figures = [(chart, page_figures(chart)) for chart in charts]
     shown = [one for _, own in figures for one in own]
@@ -63,10 +58,10 @@ def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -
         f"{r['algorithm']} at alpha {r['alpha']:.4g}: {line}" for r in rows for line in (*r["reasons"], *r["warnings"])
     }
     trusted = all(row["trusted"] for row in rows)
-    return environment.from_string(assets["page.html.jinja"]).render(
+    return environment.get_template("page.html.jinja").render(
         suite=suite,
-        css=assets["page.css"],
-        js=assets["page.js"],
+        css=css,
+        js=js,
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         verdicts=[_shown(verdict) for verdict in found],
         contenders=contenders,

@@ -55,7 +55,7 @@ LOST = (Status.DIVERGED.value, Status.FAILED.value)
 class Rows(list[JsonObject]):
     """A list of rows that a notebook shows as a verdict and a table."""
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         from smimbench.report.notebook import rows_html
 
         return rows_html(self)
