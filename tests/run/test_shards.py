@@ -166,4 +166,4 @@ def test_a_batch_script_covers_all_cells_and_is_a_shell_script(tmp_path, capsys)
         done = subprocess.run(["bash", "job.sh"], cwd=ran, env=environment(SLURM_ARRAY_TASK_ID=str(task)),
                               capture_output=True, text=True, check=False)  # fmt: skip
         assert done.returncode == 0, done.stderr
-    assert len(Store(ran / "results" / "with blank").load()) == 12
+    assert len(Store(ran / "results" / "with blank").load()) == 8
