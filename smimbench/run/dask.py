@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Cell
 
 PATIENCE = 60.0
-"""Seconds without any worker that could run what is left, four times those without a scheduler; doubled, a cluster that is
-gone is noticed that much later."""
+"""Seconds without a scheduler, or without any worker that could run what is left; doubled, a cluster that is gone is noticed that
+much later."""
 LOST = ("KilledWorker", "CancelledError", "FutureCancelledError", "TimeoutError")
 """Names of errors of a cell that went with its worker or its scheduler, and may be sent again."""
 IDLE_TIMEOUT = 20.0
@@ -139,10 +139,9 @@ class _Watch:
         workers = self.workers()
         if any(False in devices or "GPU" in (one.get("resources") or {}) for one in (workers or {}).values()):
             self._last = time.monotonic()
-        away = time.monotonic() - self._last
-        if workers is None and away > PATIENCE / 4:
-            raise self.gone()
-        if away > PATIENCE:
+        if time.monotonic() - self._last > PATIENCE:
+            if workers is None:
+                raise self.gone()
             what = 'no worker with the resource GPU (dask worker --resources "GPU=1")' if workers else "no worker"
             raise BackendError(f"dask: {what} at {self._address} for {PATIENCE:.0f} s; what was finished is kept")
 

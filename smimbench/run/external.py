@@ -41,6 +41,11 @@ class Point:
     dimension: int
     replicate: int
 
+    def instance(self, suite: Suite) -> Instance:
+        """The instance."""
+        place = self.alpha, self.dimension, self.replicate
+        return self.plan.problem.instance(*place, seed=suite.seed, dtype=suite.run.dtype)
+
 
 def choose_points(suite: Suite, count: int = 1) -> list[Point]:
     """The first points of the suite that its ``--only`` conditions leave, replicates of one sample ratio side by side.
@@ -65,13 +70,6 @@ def _points(suite: Suite) -> Iterator[Point]:
                     yield Point(plan, alpha, dimension, seed)
 
 
-def draw(suite: Suite, point: Point) -> Instance:
-    """Draw the instance of a point."""
-    return point.plan.problem.instance(
-        point.alpha, point.dimension, point.replicate, seed=suite.seed, dtype=suite.run.dtype
-    )
-
-
 def write_instance(suite: Suite, point: Point, output: Path) -> JsonObject:
     """Write inputs, labels and a JSON description to an ``.npz``; the teacher stays hidden.
 
@@ -80,7 +78,7 @@ def write_instance(suite: Suite, point: Point, output: Path) -> JsonObject:
     dict
         Shapes and the description, for the terminal.
     """
-    instance = draw(suite, point)
+    instance = point.instance(suite)
     about = {
         "suite": suite.name,
         "problem": point.plan.problem.spec,
@@ -126,7 +124,7 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
 
 def score_record(suite: Suite, point: Point, path: Path, label: str) -> JsonObject:
     """Record of the estimate in a file, like that of a cell but without times and trajectory; see ``read_estimate``."""
-    instance = draw(suite, point)
+    instance = point.instance(suite)
     estimate = read_estimate(path, instance.signal.shape)
     finite = bool(np.isfinite(estimate).all())
     # Nobody here can tell one version of an estimate from another.

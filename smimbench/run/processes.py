@@ -161,8 +161,7 @@ class Claims:
             return False
         except OSError:
             return True
-        with os.fdopen(handle, "w") as file:
-            file.write(f"{os.uname().nodename if hasattr(os, 'uname') else ''} {os.getpid()}\n")
+        os.close(handle)
         self._own.add(key)
         if self.is_done(key):  # it was finished between the two looks
             self.release(key)

@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from smimbench.backend import machine
 from smimbench.files import JsonObject, plain_value, printable, read_json, write_atomically
+from smimbench.interfaces.checks import shown
 from smimbench.suite.cells import key_of
 
 FORMAT = 1
@@ -169,7 +170,7 @@ def check_record(record: Any, digests: bool = True) -> None:
     if not isinstance(record, dict) or "digest" not in record or "cell" not in record:
         raise ValueError("this is not a record written by smimbench")
     if record.get("format") != FORMAT:
-        raise ValueError(f"the record has format {_short(record.get('format'))}, but this smimbench reads {FORMAT}")
+        raise ValueError(f"the record has format {shown(record.get('format'))}, but this smimbench reads {FORMAT}")
     if digests and digest_of(record) != record["digest"]:
         raise ValueError("changed after it was written (digest does not match)")
     check_types(record)
@@ -189,18 +190,13 @@ def check_model(model: Any, value: Any, what: str) -> None:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
-        raise ValueError(f"not {what}: {where}{first['msg']}, got {_short(first['input'])}") from None
+        raise ValueError(f"not {what}: {where}{first['msg']}, got {shown(first['input'])}") from None
     except RecursionError:
         raise ValueError(f"not {what}: nested too deep") from None
 
 
 _adapter: Any = functools.cache(pydantic.TypeAdapter)
 """Made once for each type."""
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else f"{text[:56]}..."
 
 
 def digest_of(document: JsonObject) -> str:

@@ -243,19 +243,21 @@ class TheoryCache:
             nodes += len(list(self.nodes_folder(key).glob("*.json"))) if self.folder is not None else 0
         return Kept(points, found, nodes)
 
-    def set_aside(self, problems: Iterable[Problem]) -> int:
-        """Move results and nodes of these problems aside, so that they are computed again; returns the number of files."""
-        moved = 0
-        for key in {canonical_json(problem.spec) for problem in problems}:
-            self._memory = {name: answer for name, answer in self._memory.items() if name[1] != key}
-            if self.folder is None:
-                continue
-            files = [path for path in self.folder.glob("*-*.json") if _problem_of(path) == json.loads(key)]
-            files += [nodes] if (nodes := self.nodes_folder(key)).is_dir() else []
-            for path in files:
-                moved += len(list(path.iterdir())) if path.is_dir() else 1
+    def set_aside(self, problems: Iterable[Problem]) -> None:
+        """Move results and nodes of these problems aside, so that they are computed again."""
+        keys = {canonical_json(problem.spec) for problem in problems}
+        self._memory = {name: answer for name, answer in self._memory.items() if name[1] not in keys}
+        if self.folder is not None:
+            files = [path for path, problem in self._stored_problems() if canonical_json(problem) in keys]
+            for path in (*files, *filter(Path.is_dir, map(self.nodes_folder, keys))):
                 move_aside(path, self.folder)
-        return moved
+
+    def _stored_problems(self) -> Iterator[tuple[Path, Any]]:
+        """Files of answers, each with the problem that it names."""
+        for path in () if self.folder is None else self.folder.glob("*-*.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+                found = read_json(path)["problem"]
+                yield path, found[0] if isinstance(found, list) else found  # an answer for an algorithm names it, too
 
     # -- files ----------------------------------------------------------------------------------------------------------
 
@@ -279,11 +281,8 @@ class TheoryCache:
     def _compare_code(self, problem: Problem) -> None:
         """Report which stored results belong to this problem except for the code of its items."""
         kinds = [kind for kind, spec in problem.spec.items() if "source" in spec]
-        if self.folder is None or not kinds:
-            return
         bare, count, changed = without_code(problem.spec), 0, set()
-        for path in self.folder.glob("*-*.json"):
-            other = _problem_of(path)
+        for _, other in self._stored_problems() if kinds else ():
             if isinstance(other, dict) and other != problem.spec and without_code(other) == bare:
                 count += 1
                 changed |= {kind for kind in kinds if other[kind].get("source") != problem.spec[kind]["source"]}
@@ -395,10 +394,8 @@ class Solver:
         problem, cache = self._problems[key], self._cache
         if problem.spec != spec:
             raise ProblemError("theory", "a package was changed since this began; run the same command again")
-        if what == "begin":
-            return cache.begin(problem)
-        if what == "points":
-            return cache.points(problem, *more)
+        if what in ("begin", "points", "thresholds"):
+            return getattr(cache, what)(problem, *more)
         if what == "part":
             cache.begin(problem)
             return solve_part(problem, *more)
@@ -406,7 +403,7 @@ class Solver:
             alphas, with_thresholds = more
             cache.points(problem, alphas)
             return cache.thresholds(problem) if with_thresholds else None
-        (found,) = [cache.thresholds(problem)] if what == "thresholds" else cache.solve(what, problem, *more)
+        (found,) = cache.solve(what, problem, *more)
         return found
 
 
@@ -428,11 +425,3 @@ def nodes_name(key: str, version: int = THEORY_VERSION) -> str:
 
 def _file_name(*parts: Any) -> str:
     return hashlib.sha256(canonical_json(list(parts)).encode()).hexdigest()[:24]
-
-
-def _problem_of(file: Path) -> Any:
-    try:
-        found = read_json(file)["problem"]
-        return found[0] if isinstance(found, list) else found  # an answer for an algorithm names it, too
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None

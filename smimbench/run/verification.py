@@ -241,18 +241,27 @@ def _timeless(record: JsonObject) -> JsonObject:
     return json.loads(json.dumps({name: record.get(name) for name in names}))  # type: ignore[no-any-return]
 
 
-def differences(old: Any, new: Any, tolerance: float, where: str = "", absolute: float | None = None) -> Iterator[str]:
+def differences(old: Any, new: Any, tolerance: float, *, absolute: float | None = None) -> Iterator[str]:
     """Where two documents differ, in words; numbers may differ by so much, relative or absolute, or by ``absolute``."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            at = f"{where}.{key}" if where else key
-            yield from differences(old.get(key), new.get(key), tolerance, at, absolute)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for i, (one, other) in enumerate(zip(old, new)):
-            yield from differences(one, other, tolerance, f"{where}[{i}]", absolute)
-    elif isinstance(old, float) and isinstance(new, float):
-        same = math.isclose(old, new, rel_tol=tolerance, abs_tol=tolerance if absolute is None else absolute)
-        if not same and not (math.isnan(old) and math.isnan(new)):
-            yield f"{where} is {new!r}, stored is {old!r}"
-    elif old != new:
-        yield f"{where} is {new!r}, stored is {old!r}"
+    then, now = dict(_leaves(old)), dict(_leaves(new))
+    least = tolerance if absolute is None else absolute
+    for where in {**then, **now}:
+        one, other = then.get(where), now.get(where)
+        if isinstance(one, float) and isinstance(other, float):
+            same = math.isclose(one, other, rel_tol=tolerance, abs_tol=least) or (one != one and other != other)
+        else:
+            same = one == other
+        if not same:
+            yield f"{where} is {other!r}, stored is {one!r}"
+
+
+def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value in a document that is no table and no list, with its place."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _leaves(part, f"{where}.{key}".removeprefix("."))
+    elif isinstance(value, list):
+        for i, part in enumerate(value):
+            yield from _leaves(part, f"{where}[{i}]")
+    else:
+        yield where, value
