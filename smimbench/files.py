@@ -22,7 +22,11 @@ LEFTOVER = 3600.0
 """Seconds after which a temporary file has no writer any more; doubled, what a killed run left lies there that much longer."""
 
 
-class StoreError(OSError):
+class ForeseenError(Exception):
+    """An error whose message says in one line what is wrong, where, and what would be right."""
+
+
+class StoreError(ForeseenError, OSError):
     """The results folder cannot be used."""
 
 

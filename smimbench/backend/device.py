@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend.arrays import on_device
+from smimbench.files import ForeseenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ NAMESPACES = Path(__file__).with_name("namespaces")
 """Where the backends are."""
 
 
-class BackendError(RuntimeError):
+class BackendError(ForeseenError, RuntimeError):
     """The requested backend cannot be used on this machine."""
 
 

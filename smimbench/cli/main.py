@@ -16,7 +16,7 @@ from smimbench.cli.items import check, doctor, explain, info, list_items, new, p
 from smimbench.cli.options import BAD_INPUT, INTERRUPTED, OK, UNFORESEEN, complain
 from smimbench.cli.run import data, run, score, slurm
 from smimbench.cli.show import compare, report, show, theory, verify
-from smimbench.files import error_line
+from smimbench.files import ForeseenError, error_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def _exit_code_of(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         _silence()
         return OK
-    except _foreseeable() as error:
+    except ForeseenError as error:
         complain(str(error))
     except OSError as error:  # of a file that no command names, standard output above all
         where = f" {error.filename}" if error.filename else " the output"
@@ -73,18 +73,6 @@ def _silence() -> None:
     """Discard further standard output, so that Python's final flush of a closed pipe raises no error."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _foreseeable() -> tuple[type[Exception], ...]:
-    from smimbench.backend.device import BackendError
-    from smimbench.files import StoreError
-    from smimbench.problem.problem import ProblemError
-    from smimbench.registry.registry import RegistryError
-    from smimbench.registry.scaffold import ScaffoldError
-    from smimbench.suite import SuiteError
-    from smimbench.testing.core import CheckError
-
-    return SuiteError, RegistryError, BackendError, StoreError, ProblemError, ScaffoldError, CheckError
 
 
 class _Commands(click.Group):

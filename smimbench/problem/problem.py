@@ -13,7 +13,7 @@ from smimbench.backend.arrays import namespace
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
-from smimbench.files import canonical_json, error_line, error_place
+from smimbench.files import ForeseenError, canonical_json, error_line, error_place
 from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
 from smimbench.numerics.seeds import STREAMS, words
 from smimbench.problem.instance import Instance, draw_on, stored_types
@@ -37,7 +37,7 @@ SECRET = 2**62
 data that came from it, tells nothing of the others."""
 
 
-class ProblemError(ValueError):
+class ProblemError(ForeseenError, ValueError):
     """A problem cannot be built; ``key`` names the wrong part, and the message says what would be right."""
 
     def __init__(self, key: str, message: str) -> None:

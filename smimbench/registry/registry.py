@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from smimbench import hookspecs
-from smimbench.files import error_line, suggestion
+from smimbench.files import ForeseenError, error_line, suggestion
 from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Metric, Model, Prior
 from smimbench.interfaces.checks import shown
 from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
@@ -44,7 +44,7 @@ GROUP = "smimbench"
 BUILT_IN = "smimbench"
 
 
-class RegistryError(LookupError):
+class RegistryError(ForeseenError, LookupError):
     """An item name is unknown, ambiguous or does not fit; the message says what would be right."""
 
 

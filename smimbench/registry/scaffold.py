@@ -14,6 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
+from smimbench.files import ForeseenError
 from smimbench.registry.registry import get_registry
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 KINDS = ("channel", "prior", "algorithm")
 
 
-class ScaffoldError(ValueError):
+class ScaffoldError(ForeseenError):
     """A new package cannot be written with this name or in this place; the message says what would be right."""
 
 

@@ -158,9 +158,7 @@ def publish_seed(suite: Suite, hidden: Suite, store: Store, backends: Sequence[s
         return None
     for record in records.values():
         cell = {**record["cell"], "seed": seed}
-        path = own.trajectory(record)
-        whole = None if path is None else {name: values.tolist() for name, values in path.items()}
-        store.write({**record, "cell": cell, "key": key_of(cell), "trajectory": whole})
+        store.write({**record, "cell": cell, "key": key_of(cell), "trajectory": own.trajectory(record)})
     store.sync()
     published = suite.with_seed(seed)
     shared = {**shared_document(published), "secret_seed": seed}

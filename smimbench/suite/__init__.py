@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from smimbench.files import printable
+from smimbench.files import ForeseenError, printable
 
 __all__ = ["SuiteError"]
 
 
-class SuiteError(ValueError):
+class SuiteError(ForeseenError, ValueError):
     """A suite has a mistake; the message names the file and the key, and says what would be right."""
 
     def __init__(self, file: str, key: str, message: str) -> None:

@@ -189,20 +189,16 @@ class _Reader:
             name=self.path.stem,
             file=self.file,
             text=self.text,
-            title=read.suite.title or self.path.stem,
-            description=read.suite.description,
-            reference=read.suite.reference,
             plans=tuple(plans),
             algorithms=algorithms,
             seed=read.grid.seed,
             run=read.run,
             overrides=overrides,
             only=only,
-            plugins=read.suite.plugins,
-            duration=read.suite.duration,
             remarks=tuple(self.remarks),
             unmade=tuple(one for one in self.unmade if selects(only, problem=one.label)),
             left_out=tuple(map(str, self.failures)),
+            **read.suite.model_dump() | {"title": read.suite.title or self.path.stem},
         )
 
     def _explain(self, error: pydantic.ValidationError) -> SuiteError:

@@ -20,7 +20,7 @@ import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import Backend
-from smimbench.files import error_line
+from smimbench.files import ForeseenError, error_line
 from smimbench.interfaces import Capabilities
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class CheckSkipped(unittest.SkipTest):
     """A check does not apply to this item, or cannot be run here; the message says why."""
 
 
-class CheckError(LookupError):
+class CheckError(ForeseenError):
     """The requested item does not exist or cannot be created; the message says what would be right."""
 
 
