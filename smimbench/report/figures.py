@@ -58,8 +58,8 @@ def theory_lines(cache: TheoryCache, plan: Any, metric: str, used: Sequence[floa
     fine = np.unique([*_spread(*ends), *grid])
     breaks = [mark for mark, name in threshold_marks(cache.thresholds_at_hand(problem)) if "recovery" in name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
-    steps = [s * 10.0**-k for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
-    dense = np.unique([*fine, *(b * (1 + s) for b in breaks for s in steps if fine[0] < b * (1 + s) < fine[-1])])
+    near = [b * (1 + s * 10.0**-k) for b in breaks for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
+    dense = np.unique([*fine, *(at for at in near if fine[0] < at < fine[-1])])
     about = find_metric(metric, problem.model.name)
 
     def values(branch: JsonObject) -> list[float | None]:
@@ -139,8 +139,8 @@ def theory_series(
 # -- a metric -------------------------------------------------------------------------------------------------------------
 
 KEY = (
-    "{} against the sample ratio. Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: predicted for the "
-    "algorithm. Marks: mean and standard error over {} runs; larger: at larger dimensions; hollow: some did not converge."
+    "Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: predicted for the "
+    "algorithm. Marks: mean and standard error over runs; larger: at larger dimensions; hollow: some did not converge."
 )
 """What is in the figure of a metric."""
 
@@ -164,13 +164,11 @@ def metric_chart(
         _metric_panel(suite, plan, metric, component, members, cache, look, alphas or plan.alphas)
         for plan, component in places[:PANELS]
     ]
-    counts = sorted({row["n"] for row in members}) or [0]
-    key = KEY.format(find_metric(metric).label, " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))))
     sources = sorted({r.source for plan in suite.chosen_plans for r in plan.references if r.metric == metric})
     note = f"Crosses: published values: {'; '.join(sources)}. " if sources else ""
     if len(places) > PANELS:
         note += f"{len(places) - PANELS} further panels are left out."
-    return Chart(metric, suite.title, panels, note, key)
+    return Chart(metric, suite.title, panels, note, f"{find_metric(metric).label} against the sample ratio. {KEY}")
 
 
 def _components(plan: Any, metric: str) -> Sequence[int | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,23 +56,33 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
         sizes, counts, means, errors = (
             [point[key] for point in entry["points"]] for key in ("dimension", "n", "moved", "error")
         )
-        inverse = 1 / np.array(sizes)
-        runs = {"dimension": sizes, "n": counts, "value": means, "error": errors, "inverse": inverse}
-        marks = {"marker": MARKERS[k % len(MARKERS)], "s": 16}
-        series.append(Series(f"α = {entry['alpha']:.4g}", runs, {**about, "what": "runs"}, "marks", shade, marks))
+
+        def add(name: str, what: str, sizes: Any, values: Any, errors: Any, style: JsonObject, **more: Any) -> None:
+            columns = {
+                "dimension": sizes,
+                "value": values,
+                "error": errors,
+                "inverse": 1 / np.asarray(sizes, dtype=float),
+            }
+            series.append(Series(name, columns | more, {**about, "what": what}, "marks", shade, style))  # noqa: B023
+
+        add(
+            f"α = {entry['alpha']:.4g}",
+            "runs",
+            sizes,
+            means,
+            errors,
+            {"marker": MARKERS[k % len(MARKERS)], "s": 16},
+            n=counts,
+        )
         if entry["value"] is not None:
-            line = np.linspace(0, inverse.max(), 100)
+            line = np.linspace(0, 1 / min(sizes), 100)
             fitted = entry["value"] + line * (entry["coefficient"] + entry["second"] * line)
             series.append(Series("", {"inverse": line, "value": fitted}, None, "line", shade, {"lw": 1.0}))
-        for what, key, style in (
-            ("fit", "value", {"marker": "_", "s": 30}),
-            ("theory", "theory", {"marker": "D", "s": 30, "clip_on": False}),
-        ):
-            if entry[key] is not None:
-                error = entry["error" if what == "fit" else "theory_error"]
-                limit = {"dimension": ["inf"], "value": [entry[key]], "error": [error], "inverse": [0.0]}
-                hollow = {"hollow": [True]} if what == "theory" else {}
-                series.append(Series("", limit | hollow, {**about, "what": what}, "marks", shade, style))
+            add("", "fit", ["inf"], [entry["value"]], [entry["error"]], {"marker": "_", "s": 30})
+        if entry["theory"] is not None:
+            diamond = {"marker": "D", "s": 30, "clip_on": False}
+            add("", "theory", ["inf"], [entry["theory"]], [entry["theory_error"]], diamond, hollow=[True])
     component = None if first["component"] is None else first["component"] - 1
     name = first["algorithm"] + ("" if first["backend"] == "numpy" else f"@{first['backend']}")
     head = line_name(name, first["component_word"] or "component", component)

@@ -134,19 +134,7 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
             shown = COLORS[k % len(COLORS)] if count > 1 else color
             panel.series.append(Series(what, columns, {**known, "what": what}, "line", shown, style, algorithm))
 
-    ends = [min(run.x[0] for run in runs), max(run.x[-1] for run in runs)]
-    parts: list[tuple[str, str, Any, Any]] = [
-        ("Bayes-optimal", "--", ends, [data_ratio(problem, alpha, dimension)] * 2)
-    ]
-    fresh = max((run.x[-1] for run in runs if used_fresh(run.record)), default=0.0)
-    if x == "samples":
-        held = problem.model.sample_count(alpha, dimension)
-        panel.series.append(Series("", {"samples": [held], "algorithm": ["every sample once"]}, None, "upright"))
-        if fresh and is_cheap(problem):
-            seen = np.geomspace(ends[0], fresh, 40)
-            ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
-            parts.append(("Bayes-optimal, fresh samples", ":", seen, ratios))
-    for name, dashes, grid, ratios in parts:
+    def optimum(name: str, dashes: str, grid: Any, ratios: Sequence[float]) -> None:
         cache = results.cache
         points = (len(ratios) > 2 and cache.curve(problem, ratios)) or cache.points_at_hand(problem, ratios)
         best = np.array([theory_of(about, problem, one[0], count)[0] for one in points or ()], dtype=float)
@@ -154,6 +142,17 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
             add(name, "", "black", {"ls": dashes, "zorder": 2}, grid, value=best)
             if about.direction == "lower" and (best <= ZERO * results.suite.run.target).any():
                 panel.zero = floor_of([float(run.values.min()) for run in runs], results.suite.run.target)
+
+    ends = [min(run.x[0] for run in runs), max(run.x[-1] for run in runs)]
+    optimum("Bayes-optimal", "--", ends, [data_ratio(problem, alpha, dimension)] * 2)
+    fresh = max((run.x[-1] for run in runs if used_fresh(run.record)), default=0.0)
+    if x == "samples":
+        held = problem.model.sample_count(alpha, dimension)
+        panel.series.append(Series("", {"samples": [held], "algorithm": ["every sample once"]}, None, "upright"))
+        if fresh and is_cheap(problem):
+            seen = np.geomspace(ends[0], fresh, 40)
+            ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
+            optimum("Bayes-optimal, fresh samples", ":", seen, ratios)
     if about.direction == "lower":  # a run that diverges leaves the panel
         panel.ylog, panel.cap = True, 3.0 * max(float(run.values[0].max()) for run in runs)
     for i, (name, members) in enumerate(grouped(runs, lambda run: run.algorithm).items()):

@@ -105,21 +105,23 @@ def _when(shared: Mapping[str, Any]) -> str:
     return f"Run on {datetime.datetime.fromtimestamp(written, datetime.UTC):%Y-%m-%d %H:%M} UTC."
 
 
-def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Software and machine that made the numbers, as pairs of name and text."""
-    machine = shared.get("machine") or {}
-    found = [
-        (
-            "machine",
-            ", ".join(f"{key} {value}" for key, value in machine.items() if isinstance(value, (str, int, float))),
-        ),
-        ("machines of the times", ", ".join(sorted({m for row in rows for m in row["machines"]})) or "none"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in (shared.get("versions") or {}).items())),
-        ("commit", str(shared.get("git_commit") or "none")),
-        ("seeds", f"{suite.seeds} replicates of root seed {suite.seed}"),
-        ("precision", suite.run.dtype),
-    ]
-    return [(name, text) for name, text in found if text]
+def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: Mapping[str, Any]) -> dict[str, str]:
+    """Software and machine that made the numbers."""
+
+    def listed(part: str) -> str:
+        plain = {
+            name: value for name, value in (shared.get(part) or {}).items() if isinstance(value, (str, int, float))
+        }
+        return ", ".join(f"{name} {value}" for name, value in plain.items()) or "unknown"
+
+    return {
+        "machine": listed("machine"),
+        "machines of the times": ", ".join(sorted({m for row in rows for m in row["machines"]})) or "none",
+        "versions": listed("versions"),
+        "commit": str(shared.get("git_commit") or "none"),
+        "seeds": f"{suite.seeds} replicates of root seed {suite.seed}",
+        "precision": suite.run.dtype,
+    }
 
 
 def _reproduce(suite: Suite, shared: Mapping[str, Any]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import itertools
+import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
     names = {label: name for name, label in first.items()}
     for label in sorted(algorithms, key=lambda one: (one not in names, names.get(one) not in KNOWN, one)):
         name = names.get(label, label)
-        place = KNOWN.index(name) if name in KNOWN else int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
+        place = KNOWN.index(name) if name in KNOWN else zlib.crc32(name.encode())
         used = [part for look in found.values() for part in look]
         pairs = itertools.product(*([*all_[place % len(all_) :], *all_] for all_ in (COLORS, MARKERS)))
         free = min(pairs, key=lambda pair: (pair in found.values(), *map(used.count, pair)))
