@@ -55,17 +55,16 @@ def charts_of(results: Results) -> list[Chart]:
     """All figures, as data."""
     from smimbench.report.figures import metric_chart, phase_chart
     from smimbench.report.finite_size import size_charts
-    from smimbench.report.learning_curves import learning_chart, seconds_chart, spectrum_chart, trajectory_chart
+    from smimbench.report.learning_curves import learning_charts, seconds_chart, spectrum_chart
     from smimbench.report.profiles import profile_chart
 
     suite, cache = results.suite, results.cache
     found = [
         *(metric_chart(suite, results.rows, cache, metric) for metric in suite.run.metrics),
-        learning_chart(results),
+        *learning_charts(results),
         seconds_chart(results),
         profile_chart(results),
         phase_chart(suite, cache),
-        trajectory_chart(results),
         spectrum_chart(results),
         *size_charts(suite, results.extrapolated),
     ]

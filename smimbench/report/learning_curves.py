@@ -1,10 +1,7 @@
-"""Figures of errors during runs, against samples, seconds and the algorithm's clock, with the predicted trajectory; spectra of
-estimates.
-"""
+"""Figures of errors during runs, against samples and seconds, with the predicted path; spectra of estimates."""
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,6 +37,17 @@ class Run(NamedTuple):
 Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
 
+Cells = dict[tuple[Any, ...], list[Pair]]
+"""Runs by problem, algorithm, sample ratio and dimension."""
+
+PREDICTED = ", predicted"
+"""What the line of a prediction is called, after its algorithm."""
+
+
+def _by_cell(pairs: Sequence[Pair]) -> Cells:
+    """Runs grouped by problem, algorithm, sample ratio and dimension."""
+    return grouped(pairs, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].alpha, p[0].dimension))
+
 
 def chosen_panels(found: Mapping[tuple[Any, ...], Any]) -> tuple[list[Any], str]:
     """Places (problem, ..., dimension) to draw, and a note if those are not all: the largest dimensions, of too many some."""
@@ -65,17 +73,21 @@ def _seconds(record: JsonObject, trajectory: JsonObject) -> Any:
     return trajectory["seconds"] + (record["timing"].get("lost_seconds") or 0.0)
 
 
-def learning_chart(results: Results) -> Chart | None:
-    """What algorithms that count their samples learned, sample by sample; see ``course_chart``.
+def learning_charts(results: Results) -> list[Chart]:
+    """The first metric, and others whose path is predicted, sample by sample; see ``course_chart``.
 
-    A sample that is processed again counts again. None where no algorithm counts samples (message passing does not).
+    A sample that is processed again counts again. Nothing where no algorithm counts samples (message passing does not) and no
+    path is predicted.
     """
-    metric = next((name for name in results.suite.run.metrics if find_metric(name).in_trajectory), "")
-    trajectories = (results.store.trajectory(record) for _, record in results.pairs)
-    if not any(trajectory and _counts(trajectory) for trajectory in trajectories):
-        return None
     note = "A sample that is processed again counts again; an iteration of what takes no batches counts all samples."
-    return course_chart(results, "learning", metric, _samples, "samples processed", note)
+    counted = any(_counts(results.store.trajectory(record) or {}) for _, record in results.pairs)
+    found = []
+    for metric in filter(lambda name: find_metric(name).in_trajectory, results.suite.run.metrics):
+        chart = course_chart(results, f"learning-{metric}", metric, _samples, "samples processed", note)
+        if chart and (counted or any(PREDICTED in one.name for panel in chart.panels for one in panel.series)):
+            found.append(chart)
+        counted = False
+    return found
 
 
 def seconds_chart(results: Results) -> Chart | None:
@@ -94,7 +106,8 @@ def course_chart(
 
     Lines are medians over the runs of an algorithm, each of which keeps its last value when it has ended; bands go from quartile
     to quartile. The Bayes-optimal line is that of the whole data set; where an algorithm draws fresh samples, and theory is
-    cheap, a second one is the best that is possible with as many samples.
+    cheap, a second one is the best that is possible with as many samples. Against samples, the path that theory predicts for an
+    algorithm, from the starts of its runs, is dashed.
 
     Parameters
     ----------
@@ -113,18 +126,20 @@ def course_chart(
     if not found:
         return None
     chosen, left_out = chosen_panels(found)
-    panels = [_course_panel(results, place, found[place], metric, xlabel) for place in chosen]
-    key = f"{find_metric(metric).label} against {xlabel}. Lines: median over runs; bands: quartiles."
+    cells = _by_cell(results.pairs)
+    panels = [_course_panel(results, place, found[place], metric, xlabel, cells) for place in chosen]
+    key = f"{find_metric(metric).label} against {xlabel}. Lines: median over runs; bands: quartiles; dashed: predicted."
     return Chart(name, results.suite.title, panels, (note + left_out).strip(), key)
 
 
-def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: str, xlabel: str) -> Panel:
+def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: str, xlabel: str, cells: Cells) -> Panel:
     label, alpha, dimension = place
     problem, looks, about, x = results.problem(label), looks_of(results.suite), find_metric(metric), xlabel.split()[0]
     known = {"problem": label, "alpha": alpha, "dimension": dimension}
     title = f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
     panel = Panel(title, xlabel, about.label, [], label, x, xlog=True)
-    count, word = runs[0].values.shape[1], component_word(problem)
+    count, word, cache = runs[0].values.shape[1], component_word(problem), results.cache
+    held = problem.model.sample_count(alpha, dimension)
 
     def add(name: str, algorithm: str, color: str, style: JsonObject, grid: Any, **values: Any) -> None:
         """A line for each component, from values (t, P)."""
@@ -135,7 +150,6 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
             panel.series.append(Series(what, columns, {**known, "what": what}, "line", shown, style, algorithm))
 
     def optimum(name: str, dashes: str, grid: Any, ratios: Sequence[float]) -> None:
-        cache = results.cache
         points = (len(ratios) > 2 and cache.curve(problem, ratios)) or cache.points_at_hand(problem, ratios)
         best = np.array([theory_of(about, problem, one[0], count)[0] for one in points or ()], dtype=float)
         if np.isfinite(best).any():
@@ -147,7 +161,6 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
     optimum("Bayes-optimal", "--", ends, [data_ratio(problem, alpha, dimension)] * 2)
     fresh = max((run.x[-1] for run in runs if used_fresh(run.record)), default=0.0)
     if x == "samples":
-        held = problem.model.sample_count(alpha, dimension)
         panel.series.append(Series("", {"samples": [held], "algorithm": ["every sample once"]}, None, "upright"))
         if fresh and is_cheap(problem):
             seen = np.geomspace(ends[0], fresh, 40)
@@ -168,96 +181,24 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
             **end_marker(looks[name]),
         }
         add(name, name, looks[name].color, style, grid, value=middle, quartile_1=low, quartile_3=high)
+        path = _predicted_path(results, problem, cells[label, name, alpha, dimension]) if x == "samples" else {}
+        if metric in path:
+            at = np.asarray(path["samples"] if "samples" in path else np.multiply(held, path["iteration"]), dtype=float)
+            value = np.asarray(path[metric], dtype=float).reshape(len(at), -1)[at > 0]
+            add(name + PREDICTED, name, looks[name].color, {"ls": "--", "zorder": 4}, at[at > 0], value=value)
     return panel
+
+
+def _predicted_path(results: Results, problem: Problem, pairs: Sequence[Pair]) -> JsonObject:
+    """The trajectory that theory predicts for these runs; empty where it predicts none."""
+    ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
+    theory = own_point(results.cache, problem, pairs[0][0], ratio, records)
+    return {} if isinstance(theory, str) else theory.get("trajectory", {})
 
 
 def data_ratio(problem: Problem, alpha: float, dimension: int) -> float:
     """Sample ratio of the data set of a cell, a whole number of samples."""
     return float(problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension))
-
-
-# -- with the predicted trajectory ------------------------------------------------------------------------------------------
-
-
-def _by_cell(pairs: Sequence[Pair]) -> dict[tuple[Any, ...], list[Pair]]:
-    """Runs grouped by problem, algorithm, sample ratio and dimension."""
-    return grouped(pairs, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].alpha, p[0].dimension))
-
-
-def _described(place: tuple[Any, ...], problem: Problem) -> tuple[JsonObject, str]:
-    """Columns of the CSV that describe runs of a cell, and the title of their panel."""
-    label, algorithm, alpha, dimension = place
-    return dict(zip(("problem", "algorithm", "alpha", "dimension"), place)), (
-        f"{label}: {algorithm}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
-    )
-
-
-def trajectory_chart(results: Results) -> Chart | None:
-    """Means over runs against their own clock, with quartiles, next to the predicted trajectory.
-
-    One panel for every problem, algorithm, sample ratio and dimension whose theory has a trajectory: error and overlap of every
-    component against iterations, or against samples / D where samples are counted. None where no theory has a trajectory.
-    """
-    found = {}
-    for place, members in _by_cell(results.pairs).items():
-        cell, records = members[0][0], [record for _, record in members]
-        problem = results.problem(cell.problem_label)
-        ratio = ratio_of_runs(problem, members)
-        theory = own_point(results.cache, problem, cell, ratio, records)
-        if not isinstance(theory, str) and "trajectory" in theory:
-            alpha = ratio if used_fresh(records[0]) else cell.alpha  # as in tables
-            runs = [run for run in map(results.store.trajectory, records) if run is not None and "mse" in run]
-            found[place] = (*place[:2], alpha, place[3]), problem, theory["trajectory"], runs
-    if not found:
-        return None
-    chosen, left_out = chosen_panels(found)
-    note = (
-        "Solid: mean of the runs, with quartiles; dashed: the predicted trajectory; dotted: theory as the dimension grows, "
-        "from the same starts."
-    )
-    panels = [_trajectory_panel(*found[place]) for place in chosen]
-    return Chart("trajectories", results.suite.title, panels, note + left_out)
-
-
-def _trajectory_panel(
-    place: tuple[Any, ...], problem: Problem, theory: JsonObject, runs: Sequence[JsonObject]
-) -> Panel:
-    about, title = _described(place, problem)
-    clock, scale, xlabel = "iteration", 1, "iteration"
-    if "samples" in theory:
-        clock, scale, xlabel = "samples", place[3], f"samples / {letter(problem.model)}"
-    at = np.asarray(theory[clock]) / scale
-    metrics = [name for name in ("mse", "overlap") if name in theory]
-    count = np.asarray(theory[metrics[0]]).reshape(len(at), -1).shape[1]
-    series: list[Series] = []
-    for i, (metric, k) in enumerate(itertools.product(metrics, range(count))):
-        label = find_metric(metric).label
-        name, component = (f"{label} {k + 1}", k + 1) if count > 1 else (label, None)
-        curves = [
-            (what, {"value": np.asarray(theory[key], dtype=float).reshape(len(at), -1)[:, k]}, dashes)
-            for what, key, dashes in (("predicted", metric, "--"), ("predicted as D grows", f"{metric}_limit", ":"))
-            if key in theory
-        ]
-        # Before the first step nothing has been counted.
-        read = [
-            np.interp(at, np.where(run["iteration"] == 0, 0.0, run[clock]) / scale, run[metric][:, k], right=np.nan)
-            for run in runs
-        ]
-        if read:
-            low, high = np.quantile(read, [0.25, 0.75], axis=0)
-            curves.append(
-                ("mean of runs", {"value": np.mean(read, axis=0), "quartile_1": low, "quartile_3": high}, "-")
-            )
-        for what, columns, dashes in curves:
-            known = {**about, "metric": metric, "component": component, "what": what}
-            look = {"ls": dashes, "lw": 1.0 if dashes == "-" else 1.6}
-            series.append(
-                Series(
-                    f"{name}, {what}", {clock: at, **columns}, known, "line", COLORS[i % len(COLORS)], look, place[1]
-                )
-            )
-    ylabel = ", ".join(find_metric(metric).label for metric in metrics)
-    return Panel(title, xlabel, ylabel, series, place[0], clock)
 
 
 # -- spectra --------------------------------------------------------------------------------------------------------------
@@ -281,7 +222,8 @@ def spectrum_chart(results: Results) -> Chart | None:
 def _spectrum_panel(results: Results, place: tuple[Any, ...], members: Sequence[Pair]) -> Panel:
     cell, records = members[0][0], [record for _, record in members]
     problem = results.problem(cell.problem_label)
-    about, title = _described(place, problem)
+    about = dict(zip(("problem", "algorithm", "alpha", "dimension"), place))
+    title = f"{place[0]}: {place[1]}, α = {cell.alpha:.4g}, {letter(problem.model)} = {cell.dimension}"
     point = own_point(results.cache, problem, cell, data_ratio(problem, *place[2:]), records)
     expected = None if isinstance(point, str) else point.get("spectrum")
     values = np.concatenate([np.asarray(record["final"]["spectrum"], dtype=float) for record in records])

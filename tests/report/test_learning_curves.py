@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import smimbench
 from smimbench.report.charts import save
-from smimbench.report.learning_curves import PANELS, chosen_panels, learning_chart
+from smimbench.report.learning_curves import PANELS, chosen_panels, learning_charts
 from smimbench.report.results import Results
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
@@ -48,7 +48,7 @@ def draw(tmp_path, text):
     suite = load_suite(path)
     store = Store(tmp_path / "results" / "small")
     results = Results(suite, store, cache=TheoryCache())
-    paths = save(learning_chart(results), tmp_path / "figures")
+    paths = [path for chart in learning_charts(results) for path in save(chart, tmp_path / "figures")]
     return suite, store, results.pairs, paths
 
 
@@ -58,7 +58,7 @@ def lines_of(axis):
 
 def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_path, drawn):
     suite, store, pairs, paths = draw(tmp_path, ALONE + LEARNERS)
-    assert [path.name for path in paths] == [f"learning.{kind}" for kind in ("png", "svg", "pdf", "csv")]
+    assert [path.name for path in paths] == [f"learning-mse.{kind}" for kind in ("png", "svg", "pdf", "csv")]
     axes = [axis for axis in drawn[0].axes if axis.get_visible()]
     assert len(axes) == 2
     problem = suite.plans[0].problem
