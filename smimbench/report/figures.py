@@ -140,7 +140,7 @@ def theory_series(
 
 KEY = (
     "Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: predicted for the "
-    "algorithm. Marks: mean and standard error over runs; larger: at larger dimensions; hollow: some did not converge."
+    "algorithm. Marks: mean and standard error over runs; hollow: some did not converge."
 )
 """What is in the figure of a metric."""
 
@@ -166,6 +166,9 @@ def metric_chart(
     ]
     sources = sorted({r.source for plan in suite.chosen_plans for r in plan.references if r.metric == metric})
     note = f"Crosses: published values: {'; '.join(sources)}. " if sources else ""
+    sizes = sorted({row["dimension"] for row in members})
+    if len(sizes) > 1:
+        note += f"Larger marks: larger dimensions, {sizes[0]} to {sizes[-1]}. "
     if len(places) > PANELS:
         note += f"{len(places) - PANELS} further panels are left out."
     return Chart(metric, suite.title, panels, note, f"{find_metric(metric).label} against the sample ratio. {KEY}")

@@ -193,7 +193,7 @@ def test_the_data_lie_beside_every_figure(results):
 
 def test_the_caption_explains_every_mark(results):
     text = (results[2] / "mse.svg").read_text()
-    assert "mean and standard error over runs; larger: at larger dimensions; hollow: some did not converge" in text
+    assert "mean and standard error over runs; hollow: some did not converge" in text
 
 
 def test_the_same_figure_is_the_same_bytes(tmp_path):
