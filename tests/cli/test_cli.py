@@ -47,7 +47,7 @@ def test_run_shows_tables_and_writes_figures(ran):
     assert f"results: {folder / 'results' / 'small'}" in out
     assert "running 8 cells, 2 at a time" in done.stderr
     figures = folder / "results" / "small" / "figures"
-    drawn = {"mse", "overlap", "seconds", "profiles", "learning"}  # the last, because adam counts the samples it sees
+    drawn = {"mse", "overlap", "seconds", "profiles", "learning-mse"}  # because adam counts samples
     kinds = ("png", "svg", "pdf", "csv")
     assert {path.name for path in figures.iterdir()} == {f"{n}.{kind}" for n in drawn for kind in kinds}
     for path in figures.glob("*.png"):
