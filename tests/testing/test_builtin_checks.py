@@ -1,8 +1,11 @@
 """Everything that ships passes the checks that third parties are asked to pass."""
 
+import pytest
+
 from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.testing import all_checks, contexts, parametrize_with_checks
 from smimbench.testing.context import instantiate, kind_of
+from smimbench.theory import consistency
 
 
 def made(kind, name, model=None, **parameters):
@@ -51,6 +54,12 @@ ITEMS = [
     made("algorithm", "sgd", **SHORT),
     made("algorithm", "averaged", of={"name": "adam", **SHORT}, students=2),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch):
+    """The draws of a fifth of the time: channels have tests of their own with more of them."""
+    monkeypatch.setattr(consistency._ChannelTest, "seconds", 0.1)
 
 
 @parametrize_with_checks(ITEMS)

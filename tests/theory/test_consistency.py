@@ -280,9 +280,14 @@ def test_right_formulas_and_a_fair_coin_pass():
         assert len(TheoryCache().points(problem, np.linspace(0.02, end, 12))) == 12
 
 
+def hurried():
+    """Seconds that pass four times as fast: a quarter of the draws that a user waits for."""
+    return 4 * time.perf_counter()
+
+
 @pytest.mark.parametrize("channel", [SequenceSoftmax, SequenceLinear, Probit, Sign, SequenceHardmax])
 def test_right_vectors_of_others_pass(channel):
-    require_consistent(problem_of(LOW, channel, Gaussian), clock=time.perf_counter)
+    require_consistent(problem_of(LOW, channel, Gaussian), clock=hurried)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +295,7 @@ def test_right_vectors_of_others_pass(channel):
     [(AttentionSoftmax, 0.5), (AttentionHardmax, 0.5), (AttentionLinear, 0.05), (AttentionLinear, 3.0)],
 )
 def test_right_matrices_of_others_pass(channel, rho):
-    require_consistent(problem_of(MATRICES, channel, Wishart, rho), clock=time.perf_counter)
+    require_consistent(problem_of(MATRICES, channel, Wishart, rho), clock=hurried)
 
 
 @pytest.mark.parametrize("name", ["Rademacher", "GaussBernoulli"])
@@ -298,7 +303,7 @@ def test_priors_with_values_of_their_own_pass(monkeypatch, name):
     """Where nearly all is known, signs are never confused: their error is 0 in every draw, and 1e-110 in theory."""
     monkeypatch.syspath_prepend(str(ROOT / "plugins" / "examples" / "smimbench-sparse"))
     entries = importlib.import_module("smimbench_sparse.entries")
-    require_consistent(problem_of(LOW, SequenceLinear, getattr(entries, name)), clock=time.perf_counter)
+    require_consistent(problem_of(LOW, SequenceLinear, getattr(entries, name)), clock=hurried)
 
 
 def test_what_ships_is_not_asked(monkeypatch):

@@ -66,8 +66,7 @@ def test_error_is_honest():
     assert "Monte Carlo" in few.method
 
 
-@pytest.mark.parametrize("layers", [2, 3])
-@pytest.mark.parametrize("q", [0.2, 0.8])
+@pytest.mark.parametrize(("layers", "q"), [(2, 0.2), (2, 0.8), (3, 0.8)])
 def test_strong_skip_leaves_one_layer(layers, q):
     # c -> infinity: u -> (1 + c)^{L-1} z_L; nothing is left to say about the others
     channel = SequenceSoftmax(tokens=2, layers=layers, skip=1e5)
