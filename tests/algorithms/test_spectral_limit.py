@@ -410,11 +410,11 @@ def test_a_mean_is_refused():
 
 def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
     from smimbench.registry.metrics import find_metric, theory_of
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.theory.predictions import point_document, solve
     from tests.stretched import stretched
 
     with stretched({"name": "linear", "noise": 0.5}) as problem:
-        point = TheoryCache().points(problem, [2.0])[0][0]
+        point = point_document(problem, solve(problem, [2.0])[0])
         (cosine,) = theory_of(find_metric("overlap"), problem, point, 1)[0]
         assert cosine == pytest.approx(1 - point["mse"] / 9, abs=1e-6)
 

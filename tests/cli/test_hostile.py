@@ -140,7 +140,7 @@ def test_a_folder_does_not_take_the_name_of_a_shipped_suite(tmp_path, capsys, mo
 @pytest.mark.parametrize("columns", ["abc", "", "-1", "0", "9" * 30])
 def test_columns_that_are_no_number_are_80(columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
-    code, out, err = call(capsys, "list")
+    code, out, err = call(capsys, "list", "channels")
     assert code == 0, err
     assert max(map(len, out.splitlines())) <= 80
 
