@@ -340,23 +340,22 @@ class _ChannelTest(_Test):
         label = np.tanh((label - label.mean()) / (label.std() + 1e-300))[:, None]
         direction = rng.standard_normal(C)
         seen = 1 + (omega @ direction) / np.std(omega @ direction, axis=0)  # where labels see no sign, omega gives it
-        powers, far = (np.ones_like(u), u, u**3 - 3 * u), np.abs(u) > 1
+        one, far = np.ones_like(u), np.abs(u) > 1
+        known = {"on average": one, "along omega": u, "where |omega| is large, along omega": u**3 - 3 * u}
 
         def averaged(a: Array, b: Array) -> Array:
             """Means of products over the sites, (n, P)."""
             return np.asarray(np.einsum("npc,npc->np", a, b) / C)
 
-        squares = h * h - 1
-        zeros = [averaged(one, two) for one, two in ((squares, powers[0]), (squares, far), *((h, f) for f in powers))]
+        zeros = [averaged(h * h - 1, f) for f in (one, far)] + [averaged(h, f) for f in known.values()]
         law, wrong = (
             "the mean is not that of the law its labels come from",
             "its covariance is not that of its own errors",
         )
-        where_seen = ("on average", "along omega", "where |omega| is large, along omega")
         tests = {
             law: averaged(shift, left),
             f"{law}, where |omega| is large": averaged(shift * far, left),
-            **{f"{law}, {name}": averaged(left, f) for name, f in zip(where_seen, powers)},
+            **{f"{law}, {name}": averaged(left, f) for name, f in known.items()},
             "its mean overlooks what the label tells": (left @ direction) * label * seen,
         }
         covariance, gap = np.asarray(found.covariance), 0.0

@@ -195,10 +195,10 @@ def verify_point(
         wanted = draws * max((one.missing(resolve) for one in goals), default=1.0)
         now = clock()
         left = draws * (seconds - (now - begin)) / (now - start) if now > start else math.inf
-        more = int(min(1.1 * wanted, left, MOST))
-        if wanted <= draws or more < 1.2 * draws:
+        most = min(left, MOST)
+        if wanted <= draws or most < 1.2 * draws:
             return [replace(one, draws=draws, stopped=wanted > draws) for one in found]
-        draws = more
+        draws = int(min(max(1.1 * wanted, 1.2 * draws), most))
 
 
 class PointByDraws:

@@ -273,7 +273,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
 
 @pytest.mark.parametrize(("item", "messages", "others"), [
     # channels
-    (HARDMAX, {"nishimori": LAW, "gradient": "log_partition changes by"}, ()),
+    (HARDMAX, {"nishimori": LAW, "gradient": "log_partition: in a small step it changes by"}, ()),
     (
         spoiled(LINEAR, posterior=lambda p, *_: p._replace(covariance=0.9 * p.covariance)),
         {"nishimori": "its covariance differs by 0.036 of V from what its own second moments say"},
@@ -285,7 +285,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
         (),
     ),
     (spoiled(LINEAR, information=lambda u, *_: u._replace(value=1.05 * u.value)), {"nishimori": "information at V = "}, ()),
-    (spoiled(SequenceSoftmax(tokens=2), vjp=lambda g, *_: 0.5 * g), {"vjp": "differs from finite differences"}, ()),
+    (spoiled(SequenceSoftmax(tokens=2), vjp=lambda g, *_: 0.5 * g), {"vjp": "vjp: in a small step it changes by"}, ()),
     (spoiled(SequenceSoftmax(tokens=2), symmetry="none"), {"symmetry": "but that of the labels is 'signs'"}, ()),
     (spoiled(LINEAR, symmetry="signs"), {"symmetry": "symmetry is 'signs', but that of the labels is 'none'"}, ()),
     (WorkedOver(wrong="factor"), {"likelihood": "log_likelihood is not that of forward"}, ()),
