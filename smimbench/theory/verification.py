@@ -139,7 +139,7 @@ class Check:
         return document | {"component": None if self.component is None else self.component + 1}
 
 
-def _check(
+def compare(
     quantity: str, component: int | None, printed: float, error: float, samples: Host, stated: float = 0.0, **more: Any
 ) -> Check:
     """Compare a printed number with the mean of independent samples (n,), whose own error is ``stated``."""
@@ -313,12 +313,12 @@ class PointByDraws:
                 stated_here = self.scale * stated / math.sqrt(self.V[a, a] * self.V[b, b])
                 carried = min(effective_sample_size(samples[:, c, c]) for c in (a, b))
                 name, drawn = f"Qhat{entry} ({source})", self.scale * samples[:, a, b]
-                found.append(_check(name, component, self.qhat[a, b], error, drawn, stated_here, effective=carried))
+                found.append(compare(name, component, self.qhat[a, b], error, drawn, stated_here, effective=carried))
         if not all(one.decided for one in found[: len(rows)]):  # a step from means that are not known leads nowhere
             return found
         moves = (self.scale * own[:, rows, columns] - self.qhat[rows, columns]) @ self._response.T
         return found + [
-            _check("MSE", a, self.mse[a], self._error("mse", a), self.V[a, a] + move, effective=math.inf)
+            compare("MSE", a, self.mse[a], self._error("mse", a), self.V[a, a] + move, effective=math.inf)
             for a, move in zip(self.learned, moves.T)
         ]
 
@@ -335,7 +335,7 @@ class PointByDraws:
             for a in held:
                 scale = self.scale / ratios.critical[a]
                 found.append(
-                    _check("unlearned", a, 1, 0, scale * own[:, a, a], scale * bias / self.V[a, a], bound=True)
+                    compare("unlearned", a, 1, 0, scale * own[:, a, a], scale * bias / self.V[a, a], bound=True)
                 )
         waiting = [a for a in rest if ratios.critical[a] == 0]
         if waiting and self.problem.channel.symmetry in ("signs", "signed-permutations"):
@@ -346,7 +346,7 @@ class PointByDraws:
                     rates.append(self.scale * ratios.response[a] * (G * G).sum((1, 2)) / self.V[a, a] ** 2)
             for a, rates in growth.items():
                 error, samples = self._error("alpha", a) / self.alpha, np.concatenate(rates)
-                found.append(_check("unlearned", a, 1, error, samples, bound=True, effective=math.inf))
+                found.append(compare("unlearned", a, 1, error, samples, bound=True, effective=math.inf))
         return found
 
     def _perfect(self) -> list[Check]:
@@ -357,7 +357,7 @@ class PointByDraws:
         own, _, bias = self.draw(Q, V)
         inverse = self.scale * np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V)))) / len(V)
         stated = bias * float(np.trace(inverse @ np.linalg.inv(V)))
-        found = _check("perfect recovery", None, 1, 0, np.einsum("npq,qp->n", own, inverse), stated, bound=True)
+        found = compare("perfect recovery", None, 1, 0, np.einsum("npq,qp->n", own, inverse), stated, bound=True)
         # Written as a rate at which the error grows, so that the bound is an upper one like others.
         return [replace(found, drawn=1 / found.drawn, standard_error=found.standard_error / found.drawn**2)]
 
@@ -387,7 +387,7 @@ class PointByDraws:
             )
             samples, bias, more = 2 * large - small, np.abs((large - small).mean(1)), {"effective": math.inf}
         slack = overlap_error_at(self.problem, self.qhat) * self.mse
-        return [_check("signal", a, self.mse[a], slack[a], samples[a], bias[a], **more) for a in self.learned]
+        return [compare("signal", a, self.mse[a], slack[a], samples[a], bias[a], **more) for a in self.learned]
 
     def _predictions(self) -> list[Check]:
         """Check generalization errors with two posterior draws, one of which plays the truth."""
@@ -409,7 +409,7 @@ class PointByDraws:
         losses = {"bayes": bayes / 2, "plugin": plug_in, "constant": blind * self.draws / (self.draws - 1)}
         errors = self.point.get("generalization_error_error") or {}
         return [  # of balanced labels the first term vanishes, and what is left is of second order
-            _check(
+            compare(
                 f"generalization {kind}", None, printed[kind], errors.get(kind, 0.0), loss, 2 * loss.mean() / self.draws
             )
             for kind, loss in losses.items()

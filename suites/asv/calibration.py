@@ -65,12 +65,18 @@ def verify_information(problem, Q, V, draws):
     Components without overlap are left out: their information is 0 for every draw, or nearly so.
     """
     from smimbench.theory.information import information_at
-    from smimbench.theory.verification import PointByDraws
+    from smimbench.theory.verification import PointByDraws, compare
 
     place = {"alpha": 1.0, "overlap": Q, "mse": np.diagonal(V), "branch": str(np.diagonal(Q).tolist())}
-    point = PointByDraws(problem, place, draws, lambda count: None)
+    point = PointByDraws(problem, place)
+    point.draws = draws
     value, error, _ = information_at(problem, Q, V)
-    return point.both_means("information", value, error, 1.0, point.draw(Q, V, draws), [(a, a) for a in point.learned])
+    own, cross, stated = point.draw(Q, V)
+    return [
+        compare("information", a, value[a, a], error[a, a], samples[:, a, a], bias / V[a, a])
+        for samples, bias in ((own, stated), (cross, 0.0))
+        for a in point.learned
+    ]
 
 
 def scores(name, draws=DRAWS, chosen=slice(None)):
