@@ -9,25 +9,15 @@ import pytest
 from smimbench_sparse import Spectrum
 
 import smimbench
-from smimbench.testing import all_checks, parametrize_with_checks
+from smimbench.testing import parametrize_with_checks
 from smimbench.theory.predictions import solve
 
 MODEL = {"name": "attention-indexed", "tokens": 2}
 
 
-SLOW = {"derivative", "nishimori"}
-"""Many free convolutions; ``smimbench check spectrum`` makes them all."""
-
-
 @parametrize_with_checks([Spectrum()])
 def test_contract(check):
-    if check.check.id in SLOW:
-        pytest.skip("slow: smimbench check spectrum")
     check()
-
-
-def test_the_slow_checks_have_not_been_renamed():
-    assert SLOW.issubset(check.id for check in all_checks("prior"))
 
 
 def marchenko_pastur(rho: float, count: int) -> np.ndarray:
