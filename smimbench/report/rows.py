@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -118,9 +119,8 @@ def own_point(
     cache: TheoryCache, problem: Problem, cell: Cell, ratio: float, records: Sequence[JsonObject] = ()
 ) -> JsonObject | str:
     """Prediction for the algorithm of a cell under the conditions of its runs, with its trajectory; or why there is none."""
-    starts = (record.get("start") or {} for record in records)
-    known = [Overlaps(*(start[name] for name in Overlaps._fields)) for start in starts if start]
-    whole = tuple(start for start in known if _are_matrices(start, problem.components))
+    starts = [Overlaps(*map(record["start"].get, Overlaps._fields)) for record in records if record.get("start")]
+    whole = tuple(start for start in starts if _are_whole(start, problem.components))
     how = cell.run.start, whole, cell.run.max_iterations
     conditions = Conditions(cell.dimension, *how, trajectory=True)
     try:
@@ -134,11 +134,10 @@ def own_point(
         return f"its theory raised {error_line(error)}"
 
 
-def _are_matrices(start: Overlaps, components: int) -> bool:
-    """Whether a value is a list of finite overlap matrices for this number of components."""
-    shape = (components, components)
-    parts = [[row for row in matrix if len(row) == components] for matrix in start]
-    return all(np.shape(part) == shape and np.isfinite(np.array(part, dtype=float)).all() for part in parts)
+def _are_whole(start: Overlaps, components: int) -> bool:
+    """Whether overlap matrices are those of so many components, without a missing number."""
+    matrices = [np.asarray(matrix, dtype=float) for matrix in start]
+    return all(matrix.shape == (components, components) and np.isfinite(matrix).all() for matrix in matrices)
 
 
 def _near(cache: TheoryCache, problem: Problem, records: Sequence[Any], ratio: float, dimension: int) -> str | None:
@@ -397,39 +396,44 @@ def _also_predicted(
     listed: Sequence[str],
 ) -> list[JsonObject]:  # fmt: skip
     """Predicted quantities without a row: metrics from the algorithm's own theory, and points on its trajectory."""
-    found, of_size = [], 0.0 if own.get("at_size") else None
+    found: list[JsonObject] = []
+    of_size = 0.0 if own.get("at_size") else None
+
+    def add(
+        name: str, at: float | None, expected: Sequence[Any], errors: Sequence[Any], values: Callable[[int], Any]
+    ) -> None:
+        for k, value in enumerate(expected):
+            known = {} if value is None else values(k)
+            if known or at is not None:
+                found.append({"metric": name, "component": k + 1 if len(expected) > 1 else None, "at": at, "values": known,
+                              "coefficient": of_size, "prediction": value, "error": errors[k]})  # fmt: skip
+
     for name in metrics_of_accounts(problem.model.name):
         if name not in listed:
             expected, errors = theory_of(find_metric(name, problem.model.name), problem, own, problem.components)
-            about = {"metric": name, "at": None, "coefficient": of_size}
-            found += [
-                {**about, "component": k + 1 if len(expected) > 1 else None, "values": values_of(usable, name, k),
-                 "prediction": expected[k], "error": errors[k]}
-                for k in range(len(expected)) if expected[k] is not None and values_of(usable, name, k)
-            ]  # fmt: skip
+            add(name, None, expected, errors, partial(values_of, usable, name))
     course: JsonObject = own.get("trajectory") or {"iteration": []}
     clock = "samples" if "samples" in course else "iteration"
-    times, middle = np.asarray(course[clock], dtype=float), range(1, len(course[clock]) - 1)
+    times = np.asarray(course[clock], dtype=float)
     runs = {
-        instance_of(record): run
+        instance_of(record): (run, record["status"] == Status.OK.value)
         for record, run in zip(records, courses)
         if run is not None and "mse" in run and record["status"] != Status.DIVERGED.value
     }
-    ended = {instance_of(record) for record in records if record["status"] == Status.OK.value}
-    for share in CHECKPOINTS:
-        i = int(np.argmin(np.abs(times - share * times[-1]))) if middle and runs else 0
-        if i not in middle:
-            continue
-        middles, spreads = (
-            np.ravel(course.get(key, np.zeros((len(times), problem.components)))[i]) for key in ("mse", "mse_error")
-        )
-        for k in range(problem.components):
-            values = {name: _at(run, clock, times[i], k, ended=name in ended) for name, run in runs.items()}
-            known = {name: value for name, value in values.items() if math.isfinite(value)}
-            component = k + 1 if problem.components > 1 else None
-            found.append({"metric": "mse", "component": component, "at": share, "values": known, "coefficient": of_size,
-                          "prediction": float(middles[k]), "error": float(spreads[k])})  # fmt: skip
+    for share in CHECKPOINTS if len(times) > 2 and runs else ():
+        i = int(np.argmin(np.abs(times - share * times[-1])))
+        if 0 < i < len(times) - 1:
+            blank = np.zeros((len(times), problem.components))
+            middles, spreads = (np.ravel(course.get(key, blank)[i]).tolist() for key in ("mse", "mse_error"))
+            add("mse", share, middles, spreads, partial(_values_at, runs, clock, float(times[i])))
     return found
+
+
+def _values_at(
+    runs: Mapping[str, tuple[JsonObject, bool]], clock: str, time: float, component: int
+) -> dict[str, float]:
+    values = {name: _at(run, clock, time, component, ended=ended) for name, (run, ended) in runs.items()}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _at(run: JsonObject, clock: str, time: float, component: int, *, ended: bool) -> float:

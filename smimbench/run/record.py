@@ -29,6 +29,12 @@ Numbers = list[Number]
 Text = Annotated[str, Field(max_length=2 * LONGEST + 1000)]
 
 
+def _is_matrix(value: Any) -> Any:
+    if np.asarray(value, dtype=float).ndim < 2:
+        raise ValueError("must be a matrix")
+    return value
+
+
 class _Open(pydantic.BaseModel):
     """Base class of stored structures to which fields may be added; named fields keep meaning and type."""
 
@@ -124,7 +130,7 @@ class Record(_Open):
     iterations: int = 0
     restarts: int = 0
     start: Annotated[
-        dict[str, list[Numbers]],
+        dict[str, Annotated[list[Numbers], pydantic.AfterValidator(_is_matrix)]],
         Field(default_factory=dict, description="Overlap matrices of the first estimate: truth, cross, own."),
     ]
     restart_reason: Text | None = None
@@ -299,12 +305,6 @@ class Thresholds(pydantic.BaseModel):
     algorithmic: Location | None
     hard_phase: Annotated[list[float], Field(min_length=2, max_length=2)] | None
     reasons: dict[str, Text]
-
-
-def _is_matrix(value: Any) -> Any:
-    if np.asarray(value, dtype=float).ndim < 2:
-        raise ValueError("must be a matrix")
-    return value
 
 
 class Node(pydantic.BaseModel):
