@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tomllib
@@ -170,37 +169,3 @@ def _drop_unread_axes(grid: JsonObject, own: JsonObject) -> None:
     for axis in Axes.model_fields:
         if grids and all(isinstance(one, dict) and axis in one for one in grids):
             grid.pop(axis, None)
-
-
-def toml_text(document: JsonObject) -> str:
-    """Write a document as TOML text."""
-    plain, tables = [], []
-    for name, value in document.items():
-        if isinstance(value, dict):
-            tables += [f"\n[{_key(name)}]", *_entries(value)]
-        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-            tables += [line for one in value for line in (f"\n[[{_key(name)}]]", *_entries(one))]
-        else:
-            plain += _entries({name: value})
-    return "\n".join([*plain, *tables]) + "\n"
-
-
-def _entries(table: JsonObject) -> list[str]:
-    return [f"{_key(name)} = {_inline_toml(value)}" for name, value in table.items()]
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _inline_toml(name)
-
-
-def _inline_toml(value: Any) -> str:
-    """Write a value as TOML on one line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_inline_toml, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(_entries(value)) + "}"
-    return str(value)

@@ -20,7 +20,7 @@ from smimbench.registry.parameters import build, explain_validation, unknown_key
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade
-from smimbench.suite.overrides import check_condition, merged, override, read_condition, selects, toml_text
+from smimbench.suite.overrides import check_condition, merged, override, read_condition, selects
 from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
 
 if TYPE_CHECKING:
@@ -95,13 +95,15 @@ def parse_suite(
         raise SuiteError(
             file, "", f"the results folder has the suite's name, so the name must not start with a dot or be {reserved}"
         )
+    import tomli_w
+
     try:
         document = _document(file, text)
         if "extends" in document:
             if stored:
                 raise SuiteError(file, "extends", "is not allowed in stored results, which contain the whole suite")
             document = _with_base(path, document)
-            text = toml_text(document)
+            text = tomli_w.dumps(document)
         given = tuple(overrides)
         for one in given:
             override(document, one, file)
