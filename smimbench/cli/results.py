@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json
-from smimbench.files import canonical_json, error_line, read_json, write_atomically
+from smimbench.files import canonical_json, error_line, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
     from smimbench.report.results import Results
-    from smimbench.run.store import Store
-    from smimbench.suite.cells import Suite
 
 SAID = ".said"
-"""Next to records: what was last said of changed code, so that it is said once and not at every table."""
+"""Next to ``run.json``: what was last said of changed code, so that it is said once and not at every table."""
 
 
 def stored_results(request: Request, backends: Sequence[str] = ()) -> Results:
@@ -39,7 +37,7 @@ def stored_results(request: Request, backends: Sequence[str] = ()) -> Results:
     store = request.store(suite)
     results = Results(suite, store, backends, request.theory(theory_folder(store), solve=False))
     request.remark(store.complaints)
-    request.remark(_not_said_before(suite, store, changed_code(results.others)))
+    request.remark(_not_said_before(results, changed_code(results.others)))
     if not results.pairs and not results.scored:
         raise click.UsageError(_nothing_of(request, results))
     return results
@@ -78,19 +76,16 @@ def save_charts(charts: Iterable[Chart], folder: Path) -> list[Path]:
     return [path for chart in charts for path in save(chart, folder)]
 
 
-def _not_said_before(suite: Suite, store: Store, remarks: list[str]) -> list[str]:
+def _not_said_before(results: Results, remarks: list[str]) -> list[str]:
     """These remarks, or none if they were already printed the last time these settings were shown with the same code."""
-    from smimbench.run.store import options_of
-
-    mark, which = store.folder / SAID, options_of(suite)
+    mark, suite = results.folder / SAID, results.suite
     specs = [*(plan.problem.spec for plan in suite.plans), *(table["spec"] for table in suite.algorithms)]
-    now = canonical_json([remarks, specs]) if remarks else None
+    now = canonical_json([remarks, specs]) if remarks else ""
     try:
-        said = read_json(mark) if mark.is_file() else {}
-        if said.get(which) == now:
+        if (mark.read_text(encoding="utf-8") if mark.is_file() else "") == now:
             return []
-        write_atomically(mark, canonical_json({**said, which: now}).encode(), durable_name=False)
-    except (OSError, ValueError, AttributeError):  # results that only others may write: said every time
+        write_atomically(mark, now.encode(), durable_name=False)
+    except (OSError, ValueError):  # results that only others may write: said every time
         pass
     return remarks
 

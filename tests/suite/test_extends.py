@@ -1,14 +1,10 @@
 """A suite that extends another is the other with changes, also where its results are read and the other is gone."""
 
 import json
-import tomllib
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from smimbench.suite import SuiteError
-from smimbench.suite.overrides import toml_text
 from smimbench.suite.reader import load_suite, parse_suite, shipped_suites
 from tests.helpers import call, write_suite
 
@@ -107,16 +103,3 @@ def test_results_stand_without_the_base(tmp_path, capsys):
     (folder,) = (results / "mine" / "settings").iterdir()
     code, out, err = call(capsys, "show", folder, "--json")
     assert {row["algorithm"] for row in json.loads(out)["rows"]} == {"sgd"}, err
-
-
-VALUES = st.recursive(
-    st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('ab é."\n\x7f', max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.dictionaries(st.text("ab-é.\n", max_size=4), VALUES, max_size=4))
-def test_the_text_reads_as_the_document(document):
-    assert tomllib.loads(toml_text(document)) == document
