@@ -1,4 +1,4 @@
-"""The columns of all tables (meaning and text of cells), and tables for a terminal, for HTML and for docs/columns.md."""
+"""The columns of all tables (meaning and text of cells), and tables for a terminal and for HTML."""
 
 from __future__ import annotations
 
@@ -433,17 +433,6 @@ def html_table(
 def columns_document() -> dict[str, dict[str, str]]:
     """The meaning of every column, by topic."""
     return {topic: {column.heading: column.meaning for column in columns} for topic, columns in COLUMNS.items()}
-
-
-def columns_page() -> str:
-    """All columns as Markdown."""
-    parts = [
-        "# What the columns mean\n\n<!-- `smimbench help columns` prints this; written in smimbench/report/columns.py. -->\n"
-    ]
-    for title, columns in columns_document().items():
-        lines = "\n".join(f"| {name} | {text} |" for name, text in columns.items())
-        parts.append(f"## {title}\n\n| column | meaning |\n|---|---|\n{lines}\n")
-    return "\n".join(parts)
 
 
 def print_columns(console: Console, document: dict[str, dict[str, str]]) -> None:

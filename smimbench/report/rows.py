@@ -67,14 +67,10 @@ class Rows(list[JsonObject]):
 
 def paired(cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[Pair]:
     """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
-    by_key: dict[str, JsonObject] = {}
-    for stem, record in records.items():
-        key = stem.partition(".")[0]
-        if key not in by_key or (record.get("timing") or {}).get("trusted"):
-            by_key[key] = record
-    known = (cell for cell in cells if cell.key in by_key)
-    found = {(cell.key, cell.problem_label, cell.algorithm_label): (cell, by_key[cell.key]) for cell in known}
-    return list(found.values())
+    trusted_last = sorted(records.items(), key=lambda item: bool((item[1].get("timing") or {}).get("trusted")))
+    by_key = {stem.partition(".")[0]: record for stem, record in trusted_last}
+    labels = {(cell.key, cell.problem_label, cell.algorithm_label): cell for cell in cells if cell.key in by_key}
+    return [(cell, by_key[cell.key]) for cell in labels.values()]
 
 
 def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
