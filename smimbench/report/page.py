@@ -136,8 +136,8 @@ def _inline_svg(svg: str, name: str) -> str:
 
     def shown(found: re.Match[str]) -> str:
         tag = found[0]
-        if 'id="of ' in tag:  # a series of an algorithm
-            return tag.replace('id="of ', 'data-algorithm="')
+        if re.match("<g id=.of ", tag):  # a series of an algorithm, between one kind of quotes or the other
+            return tag.replace("id=", "data-algorithm=", 1).replace("of ", "", 1)
         # A hundredth of a point is finer than any screen; half of the file is digits beyond that.
         return re.sub(r'( id="|"#|\(#)', rf"\g<1>{name}-", re.sub(r"(\.\d\d)\d+", r"\1", tag))
 

@@ -18,7 +18,7 @@ pytest.importorskip("matplotlib")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
-TEXT += '[[algorithms]]\nname = "adam"\nlabel = "shorter"\nsteps = 18\n'  # at nearly the same error
+TEXT += '[[algorithms]]\nname = "adam"\nlabel = \'shorter "by 2"\'\nsteps = 18\n'  # at nearly the same error
 LABEL = "soft & <b>$max$ $T$"
 TEXT = TEXT.replace('label   = "softmax"', f'label   = "{LABEL}"')
 TEXT += "[run]\nmax_iterations = 12\n"  # too few for gamp
@@ -33,6 +33,7 @@ const look = (found) => {
   const visible = (what) => [...document.querySelectorAll(what)].filter((one) => one.getBoundingClientRect().width > 0).length;
   found.charts = [...document.querySelectorAll(".chart svg")].map((c) => c.querySelectorAll("g[data-algorithm]").length);
   found.rows = seen().length;
+  found.quoted = [...document.querySelectorAll(".chart g")].filter((one) => one.dataset.algorithm === 'shorter "by 2"').length;
   found.title = document.querySelector(".chart").textContent.replaceAll("\u00a0", " ");
   found.label = document.querySelector(".chart").getAttribute("aria-label");
   const head = table.tHead.rows[0].cells[column("mean ± s.e.m.")];
@@ -133,6 +134,7 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     found, console = seen
     assert console == []
     assert found["requests"] == []
+    assert found["quoted"] > 2
     assert " ".join(LABEL.split()) in " ".join(found["title"].split())  # as it is written, neither HTML nor mathematics
     assert found["label"] == f"{LABEL}, d = 30: MSE against sample ratio α"
     assert len(found["charts"]) == 2 + 3 + 3 + 4  # mse and overlap; seconds and samples at each sample ratio; profiles
@@ -148,7 +150,7 @@ def test_tables_sort_and_filter_by_keyboard_and_mouse(seen):
     assert found["sorted"] == "ascending"
     assert found["up"] == sorted(found["up"])
     assert found["down"] == sorted(found["down"], reverse=True)
-    assert found["without"] == ["gamp", "shorter"]
+    assert found["without"] == ["gamp", 'shorter "by 2"']
     assert found["drawn"] == 0 < found["before"]
     assert 0 < found["statuses"] < found["rows"]
 
