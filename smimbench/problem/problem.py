@@ -241,18 +241,10 @@ class Problem:
             itemsize = namespace(data.labels).finfo(data.inputs.dtype).bits // 8
         return self.model.cost(n if samples is None else samples, dimension, self.components, itemsize)
 
-    def start(
-        self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend, *, informed: bool
-    ) -> Start:
-        """Initial estimate with a known error: ``denoise(S + information^(-1/2) Z)`` of the true signal S.
-
-        Informed: S is the teacher. Uninformed: S is another draw of the prior, so the estimate has the right size
-        and points nowhere.
-        """
-        shape = (self.components, instance.dimension)
-        source = instance.signal if informed else self.prior.sample(rng, *shape)
-        noise = self.model.draw_noise(rng, *shape)
-        R = backend.asarray(source + noise / np.sqrt(information))
+    def start(self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend) -> Start:
+        """Informed start, with a known error: ``denoise(S + information^(-1/2) Z)`` of the teacher S."""
+        noise = self.model.draw_noise(rng, self.components, instance.dimension)
+        R = backend.asarray(instance.signal + noise / np.sqrt(information))
         Qhat = backend.asarray(information * np.eye(self.components))
         denoised = self.prior.denoise(R, Qhat)
         return Start(denoised.estimate, denoised.V)

@@ -65,10 +65,10 @@ def theory_lines(cache: TheoryCache, plan: Any, metric: str, used: Sequence[floa
     def values(branch: JsonObject) -> list[float | None]:
         return [part[k] for part in theory_of(about, problem, branch, problem.components)]
 
-    points = cache.curve(problem, list(dense)) if problem.components > 1 or is_cheap(problem) else None
+    points = cache.at_hand("curve", problem, list(dense)) if problem.components > 1 or is_cheap(problem) else None
     on_curve = points is not None and values(points[0][0])[0] is not None
     if not on_curve:  # or without errors of prediction
-        points = cache.points_at_hand(problem, list(grid))
+        points = cache.at_hand("points", problem, list(grid))
     best = [branches[0] for branches in points or ()]
     start = [next((p for p in branches if p["branch"] == "uninformed"), branches[0]) for branches in points or ()]
     apart = np.array([one is not other for one, other in zip(start, best)], dtype=bool)

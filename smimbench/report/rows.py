@@ -107,7 +107,7 @@ def ratio_of_runs(problem: Problem, members: Sequence[Pair]) -> float:
 
 def bayes_point(cache: TheoryCache, problem: Problem, ratio: float) -> JsonObject | None:
     """The Bayes-optimal theory point at a sample ratio; None if it is not stored."""
-    found = cache.points_at_hand(problem, [ratio])
+    found = cache.at_hand("points", problem, [ratio])
     return found[0][0] if found else None
 
 
@@ -218,7 +218,7 @@ def error_rows(
     unsolved: dict[str, Exception] = {}
     for identity, problem in problems.items():
         try:
-            cache.points_at_hand(problem, sorted({ratio for key, ratio in ratios.items() if key[0] == identity}))
+            cache.at_hand("points", problem, sorted({ratio for key, ratio in ratios.items() if key[0] == identity}))
         except THEORY_ERRORS as error:  # its rows say so, the others stay
             unsolved[identity] = error
     first = next(iter(unsolved.values()), None)

@@ -66,7 +66,7 @@ class Examiner:
         """A noisy teacher. In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q."""
         information = INFORMED_OVERLAP / (1 - INFORMED_OVERLAP)
         rng = self.stream("start", bits="PCG64")
-        return self.problem.start(instance, information, rng, self.backend, informed=True)
+        return self.problem.start(instance, information, rng, self.backend)
 
 
 _LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}

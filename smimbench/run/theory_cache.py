@@ -141,16 +141,15 @@ class TheoryCache:
                     self.watch(Progress(done, total, Evaluations.of(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
 
-    def points_at_hand(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]] | None:
-        """Theory points as ``points`` gives them; None if one is not stored and this cache only reads."""
+    def at_hand(self, what: str, problem: Problem, *more: Any) -> Any:
+        """What ``points``, ``curve`` or ``thresholds`` gives; None where it is not stored and this cache only reads."""
         with contextlib.suppress(NotStored):
-            return self.points(problem, alphas)
+            return getattr(self, what)(problem, *more)
         return None
 
     @_boundary
     def curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]] | None:
-        """As ``points`` for a whole line of a figure, which is one answer; None where components mix, which takes minutes, or
-        where it is not stored and this cache only reads.
+        """As ``points`` for a whole line of a figure, which is one answer; None where components mix, which takes minutes.
 
         Errors of prediction are interpolated along it, or left out where several components are read off a curve that thresholds
         have followed: a reading costs a hundredth of a second, they cost thirty times that.
@@ -158,10 +157,8 @@ class TheoryCache:
         wanted = tuple(float(a) for a in alphas)
         if self._is_costly(problem) and not self._is_kept("curve", canonical_json(problem.spec), wanted):
             return None
-        with contextlib.suppress(NotStored):
-            found: list[list[JsonObject]] = self._answer("curve", problem, problem.spec, wanted, wanted)
-            return found
-        return None
+        found: list[list[JsonObject]] = self._answer("curve", problem, problem.spec, wanted, wanted)
+        return found
 
     @_boundary
     def thresholds(self, problem: Problem) -> JsonObject:
@@ -172,10 +169,8 @@ class TheoryCache:
 
     def thresholds_at_hand(self, problem: Problem) -> JsonObject:
         """Thresholds for a figure; empty where they take minutes, or are not to be solved, and nobody has asked for them yet."""
-        if self._is_kept("thresholds", canonical_json(problem.spec), None) or not self._is_costly(problem):
-            with contextlib.suppress(NotStored):
-                return self.thresholds(problem)
-        return {}
+        wanted = self._is_kept("thresholds", canonical_json(problem.spec), None) or not self._is_costly(problem)
+        return (wanted and self.at_hand("thresholds", problem)) or {}
 
     def _is_costly(self, problem: Problem) -> bool:
         """Whether components are coupled, so that a curve takes minutes."""

@@ -155,7 +155,7 @@ def test_a_wrong_account_of_its_own_error_shows_in_the_information_ratio():
     """An estimate handed in with a tenth of its true error: the residuals tell that the claim is wrong."""
     problem = sequence("linear", noise=0.0)
     instance = problem.instance(0.4, 1000)
-    honest = problem.start(instance, 1.0, np.random.default_rng(0), get_backend("numpy"), informed=True)
+    honest = problem.start(instance, 1.0, np.random.default_rng(0), get_backend("numpy"))
     for factor, log_ratio in ((1.0, 0.0), (0.1, math.log(10))):
         _, info = iterate(problem, instance, 1, honest._replace(V=honest.V * factor))
         assert float(info.log_information_ratio[0]) == pytest.approx(log_ratio, abs=0.15)
@@ -344,7 +344,7 @@ def test_an_informed_start_is_taken_and_stays(rng):
     problem = sequence("linear", noise=0.2)
 
     instance = problem.instance(0.7, 400)
-    start = problem.start(instance, 9.0, rng, get_backend("numpy"), informed=True)
+    start = problem.start(instance, 9.0, rng, get_backend("numpy"))
     data = instance.data(get_backend("numpy"), start)
     state = Gamp().init(problem, data, rng)
     assert instance.metrics(Gamp().estimate(state))["mse"][0] == pytest.approx(0.1, abs=0.03)

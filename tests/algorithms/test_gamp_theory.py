@@ -45,7 +45,7 @@ def test_undamped_runs_follow_it(problem, informed):
     curves, starts = [], []
     for run in range(runs):
         instance = problem.instance(alpha, 400, run)
-        start = problem.start(instance, 9.0, np.random.default_rng(run), backend, informed=True) if informed else None
+        start = problem.start(instance, 9.0, np.random.default_rng(run), backend) if informed else None
         data = instance.data(backend, start)
         state = algorithm.init(problem, data, np.random.default_rng(run))
         starts.append(instance.overlaps(algorithm.estimate(state)))
@@ -91,9 +91,7 @@ def test_matrices_start_and_end_where_theory_does():
     assert 0 <= found[-1] < 1e-9
     np.testing.assert_allclose(found, np.ravel(path(WISHART, alpha, iterations=40)["mse"]), rtol=1e-9, atol=1e-15)
 
-    drawn = [
-        WISHART.start(one, 4.0, np.random.default_rng(run), backend, informed=True) for run, one in enumerate(instances)
-    ]
+    drawn = [WISHART.start(one, 4.0, np.random.default_rng(run), backend) for run, one in enumerate(instances)]
     starts = tuple(one.overlaps(np.asarray(start.estimate)) for one, start in zip(instances, drawn))
     found = np.ravel(path(WISHART, alpha, start="informed", starts=starts, dimension=size, iterations=40)["mse"])
     np.testing.assert_allclose(found[0], float(WISHART.prior.overlap(np.array([[4.0]])).V[0, 0]), rtol=0.1)
