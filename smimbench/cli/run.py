@@ -198,24 +198,24 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     on where they were.
     """
     from smimbench.files import write_atomically
-    from smimbench.run.cost import estimate_cost, plan_array, script
+    from smimbench.run.cost import array_tasks, estimate_cost, script
 
     suite = request.suite()
     cells = suite.cells(backend)
     seconds = estimate_cost(cells, 1, request.store(suite).load().values(), trials=backend == "numpy").seconds
-    array = plan_array(cells, seconds, minutes, cpus, max_array)
+    tasks = array_tasks(cells, seconds, minutes, cpus, max_array)
     again = [sys.executable, "-P", "-m", "smimbench", "run", request.name]
     again += ["--results", str(request.results), "--backend", backend, *request.options()]
     if broken := next((name for name in (suite.name, *again) if any(ord(c) < 32 for c in name)), None):
         raise click.UsageError(f"{broken!r} contains a line break, which would break the batch script; rename it")
-    text = script(array, suite.name, again, str(request.results))
+    text = script(cells, tasks, minutes, cpus, suite.name, again, str(request.results))
     if output is None:
         click.echo(text, nl=False)
     else:
         write_atomically(output, text.encode())
     if not request.quiet:
         hours = seconds / 3600
-        complain(f"{len(cells)} cells, about {hours:.2g} hours of one core, in {array.tasks} tasks; prices are rough")
+        complain(f"{len(cells)} cells, about {hours:.2g} hours of one core, in {tasks} tasks; prices are rough")
     return OK
 
 

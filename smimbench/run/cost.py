@@ -249,49 +249,38 @@ def cells_of_shard(cells: Sequence[Cell], shard: Shard) -> list[Cell]:
     return [cell for cell in cells if cell.key in own]
 
 
-@dataclass(frozen=True)
-class Array:
-    """A SLURM job array: number of tasks, limits of each, and the seconds after which it stops by itself."""
-
-    tasks: int
-    minutes: int
-    cpus: int
-    megabytes: int
-    budget: int
-
-
-def plan_array(cells: Sequence[Cell], seconds: float, minutes: int, cpus: int, most: int) -> Array:
-    """Plan the fewest tasks that each fill half of their time, never more than ``most`` or than there are cells.
+def array_tasks(cells: Sequence[Cell], seconds: float, minutes: int, cpus: int, most: int) -> int:
+    """The fewest tasks that each fill half of their time, never more than ``most`` or than there are cells.
 
     Parameters
     ----------
     seconds : float
         What all cells are expected to take, one after the other.
     """
-    wall = 60.0 * minutes
-    tasks = math.ceil(seconds / (0.5 * wall * cpus)) if cells else 1
-    budget = int(max(0.5 * wall, wall - 120.0))
+    return max(1, min(math.ceil(seconds / (30.0 * minutes * cpus)), most, len(cells)))
+
+
+def script(
+    cells: Sequence[Cell], tasks: int, minutes: int, cpus: int, name: str, command: Sequence[str], results: str
+) -> str:
+    """Batch script of a SLURM job array; a task that runs out of time queues itself again (exit code 75) and continues."""
     megabytes = math.ceil(1.5 * cpus * memory_of_a_cell(cells) / 2**20 / 256) * 256
-    return Array(max(1, min(tasks, most, len(cells))), minutes, cpus, megabytes, budget)
-
-
-def script(array: Array, name: str, command: Sequence[str], results: str) -> str:
-    """The batch script; a task that runs out of time queues itself again (exit code 75) and continues."""
-    run = [*command, "--workers", str(array.cpus), "--budget", f"{array.budget}s", "--quiet"]
+    budget = max(30 * minutes, 60 * minutes - 120)
+    run = [*command, "--workers", str(cpus), "--budget", f"{budget}s", "--quiet"]
     return f"""#!/bin/bash
 #SBATCH --job-name={shlex.quote(f"smimbench-{name}")}
-#SBATCH --array=1-{array.tasks}
-#SBATCH --time={array.minutes}
-#SBATCH --cpus-per-task={array.cpus}
-#SBATCH --mem={array.megabytes}M
+#SBATCH --array=1-{tasks}
+#SBATCH --time={minutes}
+#SBATCH --cpus-per-task={cpus}
+#SBATCH --mem={megabytes}M
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output={shlex.quote(f"smimbench-{name}-%A_%a.log")}
-# {array.tasks} parts of about the same cost. Each stops before the wall time and goes on where it was; jobs that were killed
+# {tasks} parts of about the same cost. Each stops before the wall time and goes on where it was; jobs that were killed
 # may be submitted again as they are: what is finished is never run twice. When all are done, on any machine:
 #   {shlex.join([*command[:4], "show", command[5], "--results", results])}
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
-{shlex.join(run)} --shard "$SLURM_ARRAY_TASK_ID/{array.tasks}"
+{shlex.join(run)} --shard "$SLURM_ARRAY_TASK_ID/{tasks}"
 code=$?
 if [ "$code" -eq 75 ]; then
     scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
