@@ -13,7 +13,8 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.interfaces import Capabilities, Channel
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
-from smimbench.run.loop import LoopSettings, run_algorithm
+from smimbench.run.loop import run_algorithm
+from smimbench.suite.schema import RunOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -120,7 +121,7 @@ def run_once(problem: Problem, instance: Instance, algorithm, backend: Backend |
     """One run through the engine's loop, its random numbers from the number of the attempt."""
     backend = backend or get_backend()
     data = instance.data(backend, start)
-    how = LoopSettings(**settings)
+    how = RunOptions(**settings)
     return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, how, backend)
 
 

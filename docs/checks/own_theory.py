@@ -27,7 +27,8 @@ from smimbench.interfaces import Conditions, Overlaps
 from smimbench.numerics.size_laws import extrapolate
 from smimbench.registry import build, get_registry
 from smimbench.registry.metrics import find_metric
-from smimbench.run.loop import LoopSettings, run_algorithm
+from smimbench.run.loop import run_algorithm
+from smimbench.suite.schema import RunOptions
 from smimbench.theory.limit import own_document
 
 METRICS = ("mse", "overlap")
@@ -169,7 +170,7 @@ def one_run(row, problem, size, run):
     instance = problem.instance(0.05 if online else row.alpha, size, run)
     data, found = instance.data(backend), {}
     if row.start is None:
-        limits = LoopSettings(tolerance=1e-5, max_iterations=1000)
+        limits = RunOptions(tolerance=1e-5, max_iterations=1000)
         made = partial(generator, size, run)
         attempt = run_algorithm(problem, instance, data, algorithm, made, limits, backend)
         metrics, start = attempt.metrics, list(attempt.start.values())

@@ -121,13 +121,11 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Convert the text to the smallest unit (seconds or bytes)."""
-        found = re.fullmatch(
-            rf"([0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)\s*({'|'.join(self.units)}|)", str(value).strip(), re.IGNORECASE
-        )
-        if not found or float(found[1]) <= 0:
+        sizes = {"": next(iter(self.units.values()))} | {unit.lower(): size for unit, size in self.units.items()}
+        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-z%]*)", str(value).strip().lower())
+        if not found or found[2] not in sizes or float(found[1]) <= 0:
             self.fail(f"must be a number > 0 with one of the units {', '.join(self.units)}, got {value!r}", param, ctx)
-        sizes = {unit.lower(): size for unit, size in self.units.items()} | {"": next(iter(self.units.values()))}
-        return float(found[1]) * sizes[found[2].lower()]
+        return float(found[1]) * sizes[found[2]]
 
 
 DURATION = Quantity("TIME", {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400})

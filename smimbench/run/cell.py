@@ -25,7 +25,7 @@ from smimbench.registry.metrics import metrics_of_accounts
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
 from smimbench.run.examiner import Examiner, forget_instance
-from smimbench.run.loop import LoopSettings, Status, metered, planned, run_algorithm, running
+from smimbench.run.loop import Status, metered, planned, run_algorithm, running
 from smimbench.run.record import LONGEST, check_types, new_record, plain
 from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
@@ -149,7 +149,6 @@ def run_here(cell: Cell, timing: bool, examiner: Callable[..., Examiner] = Exami
     head_start = stop().seconds if computed else 0.0
     backend.release()
     data = metered(instance.data(backend, start))
-    settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start)
 
     def make_rng(attempt: int) -> np.random.Generator:
         return source.stream(canonical_json(cell.algorithm), str(attempt))
@@ -159,7 +158,7 @@ def run_here(cell: Cell, timing: bool, examiner: Callable[..., Examiner] = Exami
         other = Instance(problem, teacher, instance.inputs, instance.labels, instance.sample_ratio)
         _, warm = planned(algorithm, metered(other.data(backend, start)))  # what it draws there must teach nothing
         algorithm.step(problem, warm, algorithm.init(problem, warm, make_rng(0)))
-    result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
+    result = run_algorithm(problem, instance, data, algorithm, make_rng, cell.run, backend, head_start)
     if result.status is not Status.DIVERGED:
         listed = [name.partition("@")[0] for name in cell.run.metrics]
         names = dict.fromkeys((*listed, *metrics_of_accounts(problem.model.name)))

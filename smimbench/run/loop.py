@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data, Plan
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
+    from smimbench.suite.schema import RunOptions
 
 T = TypeVar("T")
 
@@ -64,36 +65,15 @@ class Status(enum.Enum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True)
-class LoopSettings:
-    """Settings of the loop and its stopping rule.
-
-    Attributes
-    ----------
-    tolerance : float
-        For the undamped residual.
-    max_iterations : int
-        For algorithms without a number of steps of their own.
-    timeout : float or None
-        Seconds on the algorithm's clock, metrics not counted.
-    head_start : float
-        Seconds that the start handed in has cost; the clock begins with them.
-    """
-
-    tolerance: float = 1e-4
-    max_iterations: int = 300
-    timeout: float | None = None
-    head_start: float = 0.0
-
-
 def run_algorithm(
     problem: Problem,
     instance: Instance,
     data: Data,
     algorithm: Any,
     make_rng: Callable[[int], np.random.Generator],
-    settings: LoopSettings,
+    settings: RunOptions,
     backend: Backend,
+    head_start: float = 0.0,
 ) -> LoopRun:
     """Run an algorithm on an instance until the stopping rule ends it.
 
@@ -101,15 +81,19 @@ def run_algorithm(
     ----------
     make_rng : callable
         Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
+    settings : RunOptions
+        ``tolerance``, ``max_iterations`` and ``timeout`` count here.
+    head_start : float
+        Seconds that the start handed in has cost; the clock begins with them.
     """
     data = metered(data)  # all attempts have one count
-    first = LoopRun(problem, instance, data, algorithm, make_rng(0), settings, backend)
+    first = LoopRun(problem, instance, data, algorithm, make_rng(0), settings, backend, head_start)
     version = None
     if not first.restarts and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
         version = algorithm.retry(problem, first.status.value)
     if version is None:
         return first
-    second = LoopRun(problem, instance, data, version, make_rng(1), settings, backend)
+    second = LoopRun(problem, instance, data, version, make_rng(1), settings, backend, head_start)
     second.warnings = list(dict.fromkeys(first.warnings + second.warnings))
     second.restarts, second.restart_reason = 1, f"{first.status.value}: {first.reason}"
     second.lost_seconds = first.clock.seconds
@@ -196,8 +180,9 @@ class LoopRun:
         data: Data,
         algorithm: Any,
         rng: np.random.Generator,
-        settings: LoopSettings,
+        settings: RunOptions,
         backend: Backend,
+        head_start: float,
     ) -> None:
         self._problem, self._algorithm, self._settings = problem, algorithm, settings
         self.plan, data = planned(algorithm, data)
@@ -207,7 +192,7 @@ class LoopRun:
         self._readings = Readings(problem)
         self._rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
         self._course = Trajectory(instance)
-        self.clock = Clock(settings.head_start)
+        self.clock = Clock(head_start)
         self.warnings: list[str] = []
         self.status, self.reason = Status.NOT_CONVERGED, f"{self._last} iterations reached"
         self.iterations, self.broken_claim = 0, False

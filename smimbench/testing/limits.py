@@ -11,8 +11,9 @@ from smimbench.backend.device import get_backend
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.run.loop import LoopSettings, Status, run_algorithm
+from smimbench.run.loop import Status, run_algorithm
 from smimbench.run.theory_cache import TheoryCache
+from smimbench.suite.schema import RunOptions
 from smimbench.testing.core import CheckFailed, CheckSkipped, expect_value, published
 from smimbench.theory.limit import own_document
 
@@ -31,7 +32,7 @@ METRICS = ("mse", "nishimori")
 """What must land on theory: the error, and for posterior means the ratio that shows at first order what the error shows at
 second."""
 
-LIMITS = LoopSettings(max_iterations=200, timeout=6.0)
+LIMITS = RunOptions(max_iterations=200, timeout=6.0)
 """Of a run; doubled, slow algorithms come nearer to their end."""
 
 

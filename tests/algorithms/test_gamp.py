@@ -8,7 +8,8 @@ import pytest
 from smimbench_algorithms.gamp import CONTROLS, LARGEST_EXCESS, Gamp, StepState, next_step, reversal_overlaps
 
 from smimbench.backend.device import get_backend
-from smimbench.run.loop import LoopSettings, Status, run_algorithm
+from smimbench.run.loop import Status, run_algorithm
+from smimbench.suite.schema import RunOptions
 from smimbench.theory.predictions import solve
 from tests.helpers import attention, sequence
 
@@ -22,7 +23,7 @@ def run(problem, alpha, dimension, replicate=0, algorithm=None, **settings):
         return np.random.default_rng([replicate, attempt])
 
     data = instance.data(backend)
-    return run_algorithm(problem, instance, data, algorithm or Gamp(), make_rng, LoopSettings(**settings), backend)
+    return run_algorithm(problem, instance, data, algorithm or Gamp(), make_rng, RunOptions(**settings), backend)
 
 
 def iterate(problem, instance, steps, start=None, algorithm=None):

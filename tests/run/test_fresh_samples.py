@@ -8,8 +8,9 @@ from smimbench.backend.device import get_backend
 from smimbench.interfaces import Algorithm, Capabilities, Info, Plan
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run.cell import run_cell
-from smimbench.run.loop import LoopSettings, run_algorithm
+from smimbench.run.loop import run_algorithm
 from smimbench.suite.reader import load_suite
+from smimbench.suite.schema import RunOptions
 from tests.helpers import LINE, sequence, suite_text, write_suite
 
 PLUGIN = '''
@@ -150,7 +151,7 @@ def run_stream(algorithm, **settings):
     instance = problem.instance(0.5, 20)
     data = instance.data(get_backend())
     return run_algorithm(
-        problem, instance, data, algorithm, np.random.default_rng, LoopSettings(**settings), get_backend()
+        problem, instance, data, algorithm, np.random.default_rng, RunOptions(**settings), get_backend()
     )
 
 

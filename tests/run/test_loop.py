@@ -11,7 +11,8 @@ from smimbench.derive.stopping import OverlapRule, Stationarity
 from smimbench.interfaces import Algorithm, Info, Plan, StoppingRule
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
-from smimbench.run.loop import LoopSettings, Status, run_algorithm
+from smimbench.run.loop import Status, run_algorithm
+from smimbench.suite.schema import RunOptions
 
 D = 50
 PATIENCE, WINDOW, LONG_WINDOW = Stationarity().patience, Stationarity().window, Stationarity().long_window
@@ -79,7 +80,7 @@ def go(problem, instance, algorithm, backend=None, make_rng=None, **settings):
     backend = backend or get_backend("numpy")
     make_rng = make_rng or (lambda attempt: np.random.default_rng([5, attempt]))
     data = instance.data(get_backend("numpy"))
-    return run_algorithm(problem, instance, data, algorithm, make_rng, LoopSettings(**settings), backend)
+    return run_algorithm(problem, instance, data, algorithm, make_rng, RunOptions(**settings), backend)
 
 
 def claims(predicted_overlap, self_overlap=None, squared_step=0.0, residual=1.0, **more):

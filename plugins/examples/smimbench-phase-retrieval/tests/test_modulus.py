@@ -13,7 +13,8 @@ from smimbench_phase_retrieval import Modulus
 import smimbench
 from smimbench.backend import get_backend
 from smimbench.registry import get_registry
-from smimbench.run.loop import LoopSettings, run_algorithm
+from smimbench.run.loop import run_algorithm
+from smimbench.suite.schema import RunOptions
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.predictions import solve, thresholds
 
@@ -75,7 +76,7 @@ def test_message_passing_finds_the_signal_where_theory_says_so():
         backend = get_backend()
         gamp = get_registry().get("algorithm", "gamp").item()
         attempt = run_algorithm(
-            PROBLEM, instance, instance.data(backend), gamp, np.random.default_rng, LoopSettings(), backend
+            PROBLEM, instance, instance.data(backend), gamp, np.random.default_rng, RunOptions(), backend
         )
         errors[alpha] = instance.metrics(attempt.estimate)["mse"][0]
     assert errors[0.3] > 0.8

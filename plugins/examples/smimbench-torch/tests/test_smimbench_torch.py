@@ -16,7 +16,8 @@ from smimbench_torch.source import optimizers_in_source
 from smimbench import ParameterError, Problem
 from smimbench.backend import get_backend
 from smimbench.registry import Registry, build, parameters_of
-from smimbench.run.loop import LoopSettings, run_algorithm
+from smimbench.run.loop import run_algorithm
+from smimbench.suite.schema import RunOptions
 
 REGISTRY = Registry()
 NAMES = list(smimbench_torch.optimizers())
@@ -33,7 +34,7 @@ def run(problem, algorithm, alpha, dimension=12):
     instance = problem.instance(alpha, dimension)
     backend = get_backend()
     data = instance.data(backend)
-    settings = LoopSettings()
+    settings = RunOptions()
     return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, settings, backend)
 
 
