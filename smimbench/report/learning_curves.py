@@ -150,7 +150,9 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
             panel.series.append(Series(what, columns, {**known, "what": what}, "line", shown, style, algorithm))
 
     def optimum(name: str, dashes: str, grid: Any, ratios: Sequence[float]) -> None:
-        points = (len(ratios) > 2 and cache.at_hand("curve", problem, ratios)) or cache.at_hand("points", problem, ratios)
+        points = (len(ratios) > 2 and cache.at_hand("curve", problem, ratios)) or cache.at_hand(
+            "points", problem, ratios
+        )
         best = np.array([theory_of(about, problem, one[0], count)[0] for one in points or ()], dtype=float)
         if np.isfinite(best).any():
             add(name, "", "black", {"ls": dashes, "zorder": 2}, grid, value=best)
