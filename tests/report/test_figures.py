@@ -28,6 +28,9 @@ from tests.report.rows import row
 
 TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
 
+THEORY = TheoryCache()
+"""What one test has solved, another does not solve again."""
+
 
 def read(path):
     with path.open() as file:
@@ -40,7 +43,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
     path = write_suite(folder, TEXT)
     smimbench.run(path, results=folder / "results")
-    found = Results(load_suite(path), Store(folder / "results" / "small"), cache=TheoryCache())
+    found = Results(load_suite(path), Store(folder / "results" / "small"), cache=THEORY)
     suite, rows, cache = found.suite, found.rows, found.cache
     made, savefig = [], Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
@@ -130,7 +133,7 @@ def test_marks_of_one_height_are_not_cut(tmp_path):
     suite = load_suite(write_suite(tmp_path))
     about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}}
     rows = [row(**about, alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
-    (axis,) = draw(metric_chart(suite, rows, TheoryCache(), "mse")).axes
+    (axis,) = draw(metric_chart(suite, rows, THEORY, "mse")).axes
     axis.figure.draw_without_rendering()
     assert axis.get_ylim()[0] <= 0
     (mark,) = [one for one in axis.collections if isinstance(one, PathCollection)]
@@ -141,7 +144,7 @@ def test_marks_of_one_height_are_not_cut(tmp_path):
 def test_labels_of_ticks_do_not_meet(tmp_path):
     """Sample ratios that differ in their third digit have labels that are long."""
     text = SUITE.replace("[0.5, 1.0]", "[0.0992, 0.1]").replace("noise = 0.2", "noise = [0.2, 0.3, 0.4]")
-    (axis, *_) = draw(metric_chart(load_suite(write_suite(tmp_path, text)), [], TheoryCache(), "mse")).axes
+    (axis, *_) = draw(metric_chart(load_suite(write_suite(tmp_path, text)), [], THEORY, "mse")).axes
     axis.figure.draw_without_rendering()
     labels = [tick.label1.get_window_extent() for tick in axis.xaxis.get_major_ticks() if tick.label1.get_text()]
     shown = [box for box in labels if axis.bbox.x0 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1]
@@ -152,7 +155,7 @@ def test_labels_of_ticks_do_not_meet(tmp_path):
 def test_a_dear_problem_leaves_the_line_of_another_smooth(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "is_cheap", lambda problem: problem.channel.noise > 0.25)
     suite = load_suite(write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.2, 0.3]")))
-    found = metric_chart(suite, [], TheoryCache(), "mse")
+    found = metric_chart(suite, [], THEORY, "mse")
     points = Counter(entry["problem"] for entry in found.rows if entry["what"] == "Bayes-optimal")
     assert sorted(points.values()) == [2, max(points.values())]
     assert max(points.values()) >= 100
@@ -227,14 +230,14 @@ def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
     plans = load_suite(suite).plans
     assert varied(plans) == ("prior.rho", [0.2, 0.5, 1.0])
     assert varied(plans[:2]) is None
-    assert len(theory_charts(load_suite(suite), TheoryCache())) == 3
+    assert len(theory_charts(load_suite(suite), TheoryCache(tmp_path / "r" / "theory"))) == 3
 
 
 def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
     text = SUITE.replace("noise = 0.2", "noise = 0.0").replace("[0.5, 1.0]", "[3.0]")
     suite = load_suite(write_suite(tmp_path, text))
     about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}, "bayes": 0.0}
-    (axis,) = draw(metric_chart(suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], TheoryCache(), "mse")).axes
+    (axis,) = draw(metric_chart(suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], THEORY, "mse")).axes
     assert axis.get_yscale() == "symlog"
     low, high = axis.get_ylim()
     assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
@@ -247,7 +250,7 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     own = {"own_theory": 0.7, "own_theory_error": 0.01, "bayes": 0.6, "identity": {"algorithm": {"name": "gamp"}}}
     rows = [row(**own, problem="line", alpha=alpha, mean=0.7, sem=0.01) for alpha in alphas]
     suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", str(alphas))))
-    found = metric_chart(suite, rows, TheoryCache(), "mse")
+    found = metric_chart(suite, rows, THEORY, "mse")
     (axis,) = draw(found).axes
     labels = axis.get_legend_handles_labels()[1]
     assert {"Bayes-optimal", "gamp, predicted"} <= set(labels)
