@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     ),
     flag("Draw the curves with their thresholds, under figures in --results.", "--figure"),
     flag("Only the curve.", "--no-thresholds"),
+    flag(
+        "Errors of prediction on fresh samples, too; with --json, --verify and a metric that needs them they are always there.",
+        "--predictions",
+    ),
     option(
         "Processes side by side, for problems and for nodes that do not need one another.",
         "--workers",
@@ -73,6 +77,7 @@ def theory(
     alphas: tuple[float, ...],
     figure: bool,
     no_thresholds: bool,
+    predictions: bool,
     workers: int,
     retry: bool,
     verify: bool,
@@ -95,6 +100,9 @@ def theory(
     if not suite.chosen_plans and not suite.unmade:
         raise click.UsageError("--only excludes every problem of this suite")
     cache, wanted = request.theory(), sorted(set(alphas)) or None
+    asked = any("generalization" in name for name in suite.run.metrics)
+    published = {reference.metric for reference in suite.run.reference} - {"mse", "overlap"}
+    cache.predicts = bool(predictions or request.as_json or verify or asked or published)
     if retry:
         cache.set_aside(plan.problem for plan in suite.chosen_plans)
     with theory_progress(

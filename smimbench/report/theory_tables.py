@@ -59,7 +59,8 @@ def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
         for point in points:
             overlap = point.get("squared_cosine") or np.diagonal(point["overlap"]).tolist()
             rows += _rows(point, overlap, {"component_word": word})
-        columns: Columns = [ALPHA, *VALUES, "gen. Bayes", "plug-in", "branch"]
+        predicted = ["gen. Bayes", "plug-in"] if any("generalization_error" in point for point in points) else []
+        columns: Columns = [ALPHA, *VALUES, *predicted, "branch"]
         methods = ", ".join(sorted({point["method"] for point in points}))
         shown.append(make_table(label, columns, rows, f"obtained by: {methods}"))
         if document["thresholds"] is not None:

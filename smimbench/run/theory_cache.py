@@ -114,13 +114,15 @@ class TheoryCache:
         Told in one line of answers that are not used: the code of an item, or the file itself, has changed.
     solves : bool
         Whether what is missing is solved; otherwise asking for it raises ``NotStored``, and ``is_missing`` becomes True.
+    predicts : bool
+        Whether points that are solved have errors of prediction, too; these are then added to stored ones that lack them.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.watch: Callable[[Progress], None] = lambda progress: None
         self.remark: Callable[[str], None] = lambda line: None
-        self.solves = True
+        self.solves = self.predicts = True
         self.is_missing = False
         self._memory: dict[tuple[str, str, Ratio], Any] = {}
         self._consistent: set[str] = set()
@@ -130,7 +132,7 @@ class TheoryCache:
         """For every alpha the competing branches as JSON objects, the Bayes-optimal one first."""
         key = canonical_json(problem.spec)
         wanted = [float(a) for a in alphas]
-        missing = [a for a in dict.fromkeys(wanted) if self._recall("point", problem, key, a) is None]
+        missing = [a for a in dict.fromkeys(wanted) if not self._suffices(self._recall("point", problem, key, a))]
         done, total = len(set(wanted)) - len(missing), len(set(wanted))
         self.watch(Progress(done, total))
         if missing:
@@ -140,6 +142,10 @@ class TheoryCache:
                     done += 1
                     self.watch(Progress(done, total, Evaluations.of(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
+
+    def _suffices(self, points: list[JsonObject] | None) -> bool:
+        lacks = self.solves and self.predicts and any("generalization_error" not in point for point in points or ())
+        return points is not None and not lacks
 
     def at_hand(self, what: str, problem: Problem, *more: Any) -> Any:
         """What ``points``, ``curve`` or ``thresholds`` gives; None where it is not stored and this cache only reads."""
@@ -185,7 +191,8 @@ class TheoryCache:
         asked = [spec, *(np.asarray(starts).tolist() if i == 2 else starts for i, starts in enumerate(conditions))]
         points = tuple(self.points(problem, [alpha])[0])
         more = spec, float(alpha), conditions._replace(points=points)
-        found: JsonObject | str = self._answer("own", problem, [problem.spec, asked, OWN_VERSION], float(alpha), *more)
+        question = [problem.spec, asked, OWN_VERSION, *([] if self.predicts else ["without errors of prediction"])]
+        found: JsonObject | str = self._answer("own", problem, question, float(alpha), *more)
         return found
 
     def _answer(self, kind: str, problem: Problem, question: Any, ratio: Ratio, *more: Any) -> Any:
@@ -224,7 +231,10 @@ class TheoryCache:
                 solved = competing(problem, part)
                 require_consistent_at(problem, [(p.Q, p.V) for b in solved for p in b], clock=time.perf_counter)
                 for branches in solved:
-                    yield [point_document(problem, p, point_errors(problem, p.Q, p.V, p.error)) for p in branches]
+                    yield [
+                        point_document(problem, p, point_errors(problem, p.Q, p.V, p.error) if self.predicts else None)
+                        for p in branches
+                    ]
 
     # -- what is kept ---------------------------------------------------------------------------------------------------
 

@@ -151,18 +151,23 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
     int
         How many nodes were not evaluated for them.
     """
-    fresh = GuardedTheory()
+    fresh, bare = GuardedTheory(), GuardedTheory()
+    bare.predicts = False  # some answers have no errors of prediction
     alphas = sorted({float(one.document["alpha"]) for one in stored if one.kind == "point"})
 
     def own(document: JsonObject) -> Any:
-        _, (spec, dimension, start, starts, iterations, _, trajectory), *_ = document["problem"]
+        _, (spec, dimension, start, starts, iterations, _, trajectory), *more = document["problem"]
         overlaps = tuple(Overlaps(*one) for one in starts)
         conditions = Conditions(dimension, start, overlaps, iterations, trajectory=trajectory)
-        return fresh.own(problem, spec, document["alpha"], conditions)
+        return (bare if more[1:] else fresh).own(problem, spec, document["alpha"], conditions)
+
+    def point(document: JsonObject) -> Any:
+        full = any("generalization_error" in one for one in document["answer"])
+        return (fresh if full else bare).points(problem, alphas)[alphas.index(document["alpha"])]
 
     known = Evaluations.of(problem).known
     solvers: dict[str, Callable[[JsonObject], Any]] = {
-        "point": lambda document: fresh.points(problem, alphas)[alphas.index(document["alpha"])],
+        "point": point,
         "thresholds": lambda document: fresh.thresholds(problem),
         "curve": lambda document: fresh.curve(problem, document["alpha"]),
         "own": own,

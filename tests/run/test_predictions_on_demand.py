@@ -1,0 +1,31 @@
+"""Errors of prediction are solved where something asks for them, and added to stored points that lack them."""
+
+from smimbench.problem.problem import Problem
+from smimbench.run.theory_cache import TheoryCache
+from tests.helpers import call
+
+
+def test_stored_points_without_errors_of_prediction_get_them_when_asked(tmp_path):
+    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax"}, {"name": "gaussian"})
+    whole = TheoryCache().points(problem, [0.3, 0.4])
+    plain = TheoryCache(tmp_path)
+    plain.predicts = False
+    for (bare,), (full,) in zip(plain.points(problem, [0.3, 0.4]), whole):
+        assert "generalization_error" not in bare
+        assert bare == {key: value for key, value in full.items() if not key.startswith("generalization")}
+    reading = TheoryCache(tmp_path)
+    reading.solves = False
+    assert reading.points(problem, [0.3]) == plain.points(problem, [0.3])
+    assert TheoryCache(tmp_path).points(problem, [0.3, 0.4]) == whole
+    plain = TheoryCache(tmp_path)
+    plain.predicts = False
+    assert plain.points(problem, [0.3, 0.4]) == whole
+
+
+def test_the_command_solves_them_when_asked(capsys, tmp_path):
+    words = ("theory", "quickstart", "--alpha", "0.3", "--no-thresholds", "--only", "problem=linear")
+    there = ("--results", tmp_path)
+    assert "plug-in" not in call(capsys, *words, *there)[1]
+    assert "plug-in" in call(capsys, *words, *there, "--predictions")[1]
+    metrics = '--set=run.metrics=["mse", "generalization_error_plugin"]'
+    assert "plug-in" in call(capsys, *words, "--results", tmp_path / "other", metrics)[1]
