@@ -7,9 +7,6 @@ from smimbench_channels.sequence.softmax import deep, two_layers
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
 
-SEEDS = 1000
-"""Seeds that one sampled posterior may take: multiples of it are independent. Doubled: other points."""
-
 
 def most_layers(tokens: int) -> int:
     """Largest supported number of layers: 4 for two tokens, 2 for three, 1 for more."""
@@ -38,8 +35,7 @@ def integrate(
     ``network`` has at least two layers, at most ``most_layers``. ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means,
     both in float64; ``V`` (L, L) is positive definite, on the host. ``accuracy`` is the target for the relative error of every
     sample, or where ``points`` per sample are sampled the error at which few of them suffice. ``full`` asks for the whole second
-    moment instead of its traces over tokens; another multiple of ``SEEDS`` as
-    ``seed`` gives independent results where points are sampled.
+    moment instead of its traces over tokens; another ``seed`` gives independent results where points are sampled.
 
     ``gap`` (n,) is ``u_1 - u_2`` of two tokens where it is known better than the difference of their ``u``: deep attention
     without a skip connection makes tokens alike.

@@ -31,6 +31,7 @@ import numpy as np
 from smimbench.interfaces import Host
 from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points
 from smimbench_channels.batches import blocks, joined
+from smimbench_channels.sequence.softmax.deep import mixing
 from smimbench_channels.sequence.softmax.last_layer.posterior import KnownLayer, Moments, compress, posterior_moments
 from smimbench_channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
@@ -39,7 +40,6 @@ from smimbench_channels.sequence.softmax.last_layer.tables import (
     Tables,
     farthest_node,
     make_tables,
-    mixing,
     node_count,
     nodes_needed,
     wanted_step,

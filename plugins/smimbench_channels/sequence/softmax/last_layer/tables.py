@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.numerics import normal_points
-from smimbench_channels.sequence.softmax.deep.integrand import mixing as mixing_of_layers
+from smimbench_channels.sequence.softmax.deep import mixing
 
 MOST_NODES = 600
 """Largest number of nodes along each axis. Doubled: larger tables where V is below 1e-4."""
@@ -63,12 +63,6 @@ def wanted_step(blind: bool, known: bool) -> float:
     return 0.08 if blind else 0.25 if known else 0.15
 
 
-def mixing(z: Host, skip: float) -> tuple[Host, Host, Host]:
-    """``b_01``, ``b_10`` and the determinant of ``B / (1 + c)^K`` for the K layers ``z`` (n, K, 2)."""
-    found = mixing_of_layers(np, [list(layer) for layer in z.transpose(1, 2, 0)], skip, z[:, 0, 0])
-    return found.one, found.two, found.determinant
-
-
 @dataclass(frozen=True)
 class Tables:
     """Prior sums ``sums`` (K, N, m N) on N nodes each for x and y, and K values ``outer`` (K, 2) of the known layer.
@@ -85,7 +79,7 @@ class Tables:
     clipped: float
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)  # those of four layers take 200 MB each
 def make_tables(
     skip: float,
     scales: tuple[float, ...],

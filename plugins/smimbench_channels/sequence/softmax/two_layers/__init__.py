@@ -17,7 +17,6 @@ from smimbench.backend import clip, namespace, read_together, to_host
 from smimbench.interfaces import Array, Host
 from smimbench_channels.batches import array_like, put_tuple
 from smimbench_channels.sequence.softmax import deep
-from smimbench_channels.sequence.softmax.deep.integrand import total
 from smimbench_channels.sequence.softmax.moments import Moments, moments_of_means
 
 SPARE = 6.5
@@ -101,7 +100,7 @@ def _integrate_box(u: Array, omega: Array, rule: Rule, half_square: Array, depth
     v11, v12, v22 = rule.V
     b = v12 / v11
     traces = ((4, 9), (6, 11), (14, 19)) if rule.full else ((4,), (5,), (7,))
-    aa, ae, ee = (total(sums[k, ...] for k in places) for places in traces)
+    aa, ae, ee = (sum(sums[k, ...] for k in places) for places in traces)
     distance = aa / v11 + (ee - 2.0 * b * ae + b * b * aa) / (v22 - b * v12)
     energy = xp.where(mass > 0.0, 0.5 * distance / safe, math.inf)
     error = error + xp.exp(clip(energy - half_square, -700.0, 0.0))

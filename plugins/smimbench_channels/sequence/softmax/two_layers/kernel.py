@@ -30,57 +30,12 @@ import numpy as np
 from numba import njit
 
 from smimbench.interfaces import Array
-from smimbench_channels.sequence.softmax.compiling import compiled
+from smimbench_channels.sequence.softmax.compiling import bounded_log, compiled, exp, inline, one_minus_exp
 
 _FAR = 700.0  # logarithms are cut here, where exp still gives a finite number
 
 
-_inline = njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
-
-
-@_inline
-def _exp(x):
-    # libm's exp is a call and stops vectorization. |x| <= 700; relative error 2e-16.
-    shifted = x * 1.4426950408889634 + 6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer
-    count = shifted - 6755399441055744.0
-    r = (x - count * 6.93147180369123816490e-01) - count * 1.90821492927058770002e-10
-    # of degree 11, exact to 2e-17 for |r| <= log(2) / 2: interpolated at Chebyshev nodes
-    p = 2.5100472505694996e-08 * r + 2.7620201591031547e-07
-    p = (p * r + 2.7557268276905696e-06) * r + 2.4801521057868204e-05
-    p = (p * r + 1.9841269863171557e-04) * r + 1.3888888917367081e-03
-    p = (p * r + 8.333333333330039e-03) * r + 4.1666666666623824e-02
-    p = (p * r + 1.6666666666666669e-01) * r + 0.5
-    p = (p * r + 1.0) * r + 1.0
-    power = np.float64(shifted).view(np.int64) - np.int64(0x4338000000000000) + 1023
-    return p * np.int64(power << 52).view(np.float64)
-
-
-@_inline
-def _bounded_log(x):
-    # log of x taken into the range of exp(-700) to exp(700), to 1e-15; libm's is a call, as its exp is
-    x = min(max(x, 1e-304), 1e304)
-    root_half = np.int64(0x3FE6A09E667F3BCD)  # bits of sqrt(1/2): mantissas are taken between that and sqrt(2)
-    bits = np.float64(x).view(np.int64) - root_half
-    power = bits >> 52
-    m = np.int64(bits - (power << 52) + root_half).view(np.float64)
-    s = (m - 1.0) / (m + 1.0)
-    t = s * s
-    p = 1.0 / 21.0
-    for n in range(19, 0, -2):
-        p = p * t + 1.0 / n
-    return power * 0.6931471805599453 + 2.0 * s * p
-
-
-@_inline
-def _one_minus_exp(t):
-    # 1 - exp(t) for -1/2 <= t <= 0, without cancellation
-    p = 1.0
-    for n in range(15, 1, -1):
-        p = p * (t * (1.0 / n)) + 1.0
-    return -t * p
-
-
-@_inline
+@inline
 def _root(x, k, c, inverse):
     # E where x(E) = x, or its inverse: E is 0 where every E has a smaller x, and infinite where none has
     tail = k * (1.0 - c * x)
@@ -99,7 +54,7 @@ def _gap(x, y, c):
     return math.sqrt(max(squared, 0.0))
 
 
-@_inline
+@inline
 def _point(column, kE, k_E, place, constants):
     # Weight, z_1 - omega_1 and z_2 - omega_2. kE and k_E are k E and k / E: the fractions for x and y are divided by E.
     k2, rest, slope, first, second, start, step, half = column
@@ -113,10 +68,10 @@ def _point(column, kE, k_E, place, constants):
     a1, a2 = shifted + half, shifted - half
     r1, r2 = e1 - b * a1, e2 - b * a2
     q = prior * (a1 * a1 + a2 * a2) + likelihood * (r1 * r1 + r2 * r2) - level
-    return _exp(min(max(q, -_FAR), _FAR)) * (N * inverse), a1, a2, e1, e2
+    return exp(min(max(q, -_FAR), _FAR)) * (N * inverse), a1, a2, e1, e2
 
 
-@_inline
+@inline
 def _with_traces(s, point):
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
@@ -124,7 +79,7 @@ def _with_traces(s, point):
     return s[0] + w, s[1] + w1, s[2] + w2, s[3] + w3, s[4] + w4, *squares
 
 
-@_inline
+@inline
 def _with_squares(s, point):
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
@@ -134,7 +89,7 @@ def _with_squares(s, point):
     return s[0] + w, s[1] + w1, s[2] + w2, s[3] + w3, s[4] + w4, *first, *second, *third
 
 
-@_inline
+@inline
 def _half_difference(one, two, problem):
     # of two estimates, in units of the total: the largest over the weight and the first moments
     total = 0.5 * (one[0] + two[0])
@@ -144,7 +99,7 @@ def _half_difference(one, two, problem):
     return min(largest / total if total > 0.0 else largest, 1.0)
 
 
-@_inline
+@inline
 def _expected(ratio):
     # Relative error of a rule whose two halves differ by this. The power would be 2 where the Fourier transform of the
     # integrand decays exponentially, 4 where it is Gaussian. What is reported is always the square.
@@ -223,18 +178,18 @@ def kernel(jit, inline, width, stride):
         v11, _, _, _, c = problem[:5]
         middle, gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
         for j in range(padded(size)):
-            grown = _exp(t[XI + j])
+            grown = exp(t[XI + j])
             shrunk = 1.0 / grown
             half_scale = 0.5 * t[SPREAD + j]
             d = half_scale * (grown - shrunk)
             d = 1e-12 if abs(d) < 1e-12 else d
             radius = 0.5 * (reach * reach * v11 - 0.5 * (d - gap) * (d - gap))
             half_square = 0.5 * d * d
-            k = _exp(max(-half_square, -_FAR))
-            small = _one_minus_exp(-min(half_square, 0.5))
+            k = exp(max(-half_square, -_FAR))
+            small = one_minus_exp(-min(half_square, 0.5))
             # x <= x1 and y >= y0, then x >= x0 and y <= y1; y(E) = x(1/E)
-            low = _bounded_log(max(_root(t[X1 + j], k, c, False), _root(t[Y0 + j], k, c, True)))
-            high = _bounded_log(min(_root(t[X0 + j], k, c, False), _root(t[Y1 + j], k, c, True)))
+            low = bounded_log(max(_root(t[X1 + j], k, c, False), _root(t[Y0 + j], k, c, True)))
+            high = bounded_log(min(_root(t[X0 + j], k, c, False), _root(t[Y1 + j], k, c, True)))
             half = math.sqrt(max(radius, 0.0))
             inverse = 1.0 / d
             farthest = 300.0 * abs(inverse)
@@ -310,9 +265,9 @@ def kernel(jit, inline, width, stride):
             d, step = t[D + j], t[STEP + j]
             left = t[LEFT + j] + offset * step
             half_square = min(0.5 * d * d, 350.0)  # beyond k weighs nothing: m d and d^2 / 2 go into one exponential
-            t[KE + j] = _exp(left * d - half_square)
-            t[K_E + j] = _exp(-left * d - half_square)
-            more = _exp(step * d)
+            t[KE + j] = exp(left * d - half_square)
+            t[K_E + j] = exp(-left * d - half_square)
+            more = exp(step * d)
             t[MORE + j], t[LESS + j] = more, 1.0 / more
             t[HALF + j] = 0.5 * (d - gap)
             t[START + j] = left - middle
@@ -449,7 +404,7 @@ def kernel(jit, inline, width, stride):
 
 
 # Rows longer than the columns at once: were they a power of two apart, they would share their cache lines.
-_integrate = kernel(njit(fastmath={"contract"}, error_model="numpy"), _inline, 64, 72)
+_integrate = kernel(njit(fastmath={"contract"}, error_model="numpy"), inline, 64, 72)
 
 
 def _integrate_block(u, omega, reach, level, rule, result, error):
