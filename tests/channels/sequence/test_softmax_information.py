@@ -7,6 +7,7 @@ from smimbench_channels.sequence.softmax import information as over_labels
 from smimbench_channels.sequence.softmax.network import Network
 
 from smimbench.backend.arrays import to_host
+from smimbench.derive import label_means
 from smimbench.derive.sampled_information import _controls, without_overlap
 from tests.channels.sequence.deep_attention import diagonal
 from tests.conftest import assert_placed
@@ -137,6 +138,21 @@ def test_susceptibility_of_three_tokens():
     assert abs(slope.value[1, 1] / 3e-3 - found.value[1, 1]) < 4.5 * error
     assert found.value[0, 0] < found.value[1, 1] < 12.0 + 4.5 * found.error[1, 1]
     assert found.value[0, 1] ** 2 <= found.value[0, 0] * found.value[1, 1]
+
+
+@pytest.mark.slow
+def test_error_is_the_scatter_of_independent_labels_and_points():
+    """Where posteriors are sampled: twelve disjoint sets of labels and points scatter as much as they say."""
+    Q, V = diagonal(0.4, 0.5, 0.98)
+    network, found = Network(3, 2, 1.0), []
+    for k in range(12):
+        found.append(label_means(lambda s, k=k: over_labels._draw(network, Q, V, 24, 8 * k + s), Q, V, scrambles=8))
+    values, errors = (np.diagonal(np.stack([one[i] for one in found]), axis1=1, axis2=2) for i in (0, 1))
+    ratio = values.std(0, ddof=1) / np.sqrt((errors**2).mean(0))
+    assert np.all((ratio > 0.45) & (ratio < 1.7))
+    whole = SequenceSoftmax(tokens=2, layers=3).information(Q, V)
+    difference = values.mean(0) - np.diagonal(whole.value)
+    assert np.all(np.abs(difference) < 4 * np.hypot(values.std(0, ddof=1) / np.sqrt(12), np.diagonal(whole.error)))
 
 
 def test_symmetry_is_exact():
