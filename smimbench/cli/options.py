@@ -135,6 +135,9 @@ SIZE = Quantity("SIZE", {"GB": 2**30, "MB": 2**20, "TB": 2**40})
 SUITE = click.Argument(["name"], metavar="SUITE", shell_complete=_complete_suite)
 SUITE_OR_FOLDER = click.Argument(["name"], metavar="SUITE|DIR", shell_complete=_complete_suite)
 JSON = flag("Print one JSON document and nothing else.", "--json", "as_json")
+AGAINST = option(
+    "Compare every algorithm with this one, instance by instance [default: the best].", "--against", metavar="ALGORITHM"
+)
 FULL = flag("Show every row of every table.", "--full")
 RESULTS = option(
     "Folder of results.", "--results", type=click.Path(file_okay=False, path_type=Path), default=Path("results")

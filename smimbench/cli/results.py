@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 import time
 from collections import Counter
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json
 from smimbench.files import canonical_json, error_line, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -49,31 +51,32 @@ def remark_missing_theory(results: Results, request: Request) -> None:
         request.remark([f"not all theory of this is stored; '{request.typed('theory')}' solves it"])
 
 
-def charts_of(results: Results) -> list[Chart]:
-    """All figures, as data."""
+def charts_of(results: Results) -> Iterator[Chart]:
+    """All figures, as data, the errors first."""
     from smimbench.report.figures import metric_chart, phase_chart
     from smimbench.report.finite_size import size_charts
     from smimbench.report.learning_curves import learning_charts, seconds_chart, spectrum_chart
     from smimbench.report.profiles import profile_chart
 
     suite, cache = results.suite, results.cache
-    found = [
-        *(metric_chart(suite, results.rows, cache, metric) for metric in suite.run.metrics),
-        *learning_charts(results),
-        seconds_chart(results),
-        profile_chart(results),
-        phase_chart(suite, cache),
-        spectrum_chart(results),
-        *size_charts(suite, results.extrapolated),
-    ]
-    return [chart for chart in found if chart is not None]
+    drawn = (
+        *(partial(metric_chart, suite, results.rows, cache, metric) for metric in suite.run.metrics),
+        partial(learning_charts, results),
+        *(partial(draw, results) for draw in (seconds_chart, profile_chart)),
+        partial(phase_chart, suite, cache),
+        partial(spectrum_chart, results),
+        partial(size_charts, suite, results.extrapolated),
+    )
+    for draw in drawn:
+        found = draw()
+        yield from found if isinstance(found, list) else [found] if found is not None else []
 
 
-def save_charts(charts: Iterable[Chart], folder: Path) -> list[Path]:
+def save_charts(charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
     """Draw figures into a folder; ImportError without matplotlib."""
     from smimbench.report.charts import save
 
-    return [path for chart in charts for path in save(chart, folder)]
+    return [path for chart in charts for path in save(chart, folder, kinds)]
 
 
 def _not_said_before(results: Results, remarks: list[str]) -> list[str]:
@@ -131,18 +134,80 @@ def kept_document(request: Request, reason: str) -> JsonObject | None:
     return document
 
 
-def present(results: Results, request: Request, *, figure: bool, full: bool = False, keep: bool = False) -> int:
-    """Print verdict and tables (or JSON), draw figures, and return the exit code."""
+def compare_with(document: JsonObject, name: str | None) -> None:
+    """Compare the algorithms of a table with this one; an error if there is no such algorithm."""
+    from smimbench.report.verdict import verdicts
+
+    if name is None:
+        return
+    document["verdicts"] = verdicts(document["rows"], name)
+    names = sorted({one["algorithm"] for verdict in document["verdicts"] for one in verdict["contenders"]})
+    if name not in names:
+        raise click.BadParameter(f"no algorithm {name!r} here; choose from {', '.join(names)}", param_hint="--against")
+
+
+def present(results: Results, request: Request, *, figure: bool, against: str | None) -> int:
+    """Keep the table of a run, print its verdict (or JSON), draw the error, and return the exit code."""
     from smimbench.report.packed import TABLE, write_packed
     from smimbench.run.store import Store
 
     document = results.document()
-    if keep:
-        write_packed(results.folder / TABLE, document, Store(results.folder).read_shared())
-    code = present_document(document, request, results.folder, full=full)
+    write_packed(results.folder / TABLE, document, Store(results.folder).read_shared())
+    compare_with(document, against)
+    if request.as_json:
+        print_json(document)
+    else:
+        _print_outcome(document, request, results.folder)
     if figure and results.rows:
-        _draw_figures(results, silent=request.as_json or request.quiet)
-    return code
+        draw_figures(results, silent=request.as_json or request.quiet, only_first=True)
+    return _exit_code(document)
+
+
+LINES = 20
+"""Lines with which a run ends, apart from those of the figure: a screen has 24."""
+
+
+def _print_outcome(document: JsonObject, request: Request, folder: Path) -> None:
+    """Print what a run says: verdicts, its other algorithms, remarks and where the rest is, on one screen."""
+    from smimbench.report.tables import status_line
+    from smimbench.report.verdict import contender_line, verdict_line
+
+    console = make_console()
+    _print_title(console, document)
+    used = 3
+    for verdict in document["verdicts"]:
+        first, *others = verdict["contenders"] or [{}]
+        lines = [verdict_line(verdict), *map(contender_line, others if first.get("points") else ())]
+        for line, style in zip(lines, ["green", *[""] * len(others)]):
+            text = textwrap.fill(line, console.width, initial_indent="" if style else "  ", subsequent_indent="    ")
+            used += text.count("\n") + 1
+            if used <= LINES - 5 or style:
+                console.print(text, style=style, markup=False)
+    if not request.quiet:
+        remarks = _remarks(console, document, request)
+        for shown, line in enumerate(remarks):
+            used += max(line.count("\n") + 1, -(-len(line) // console.width))
+            if shown and used > LINES:
+                console.print(f"... and {len(remarks) - shown} more remarks", style="yellow")
+                break
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
+    console.print(status_line(document["status_counts"], document["missing"]))
+    console.print(f"tables:  {request.typed('show')} (--figures: all figures)", soft_wrap=True, markup=False)
+    console.print(f"results: {folder}", soft_wrap=True)
+
+
+def _print_title(console: Console, document: JsonObject) -> None:
+    console.print(document["title"], style="bold")
+    if missing := document["missing"]:
+        total = missing + sum(document["status_counts"].values())
+        console.print(f"{total - missing} of {total} cells have been run: what follows may change", style="yellow")
+
+
+def _exit_code(document: JsonObject) -> int:
+    counts, missing = document["status_counts"], document["missing"]
+    bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
+    bad += any(one["below_optimum"] for verdict in document["verdicts"] for one in verdict["contenders"])
+    return NOT_OK if bad or missing or document.get("left_out") or not counts.get("ok") else OK
 
 
 def present_document(document: JsonObject, request: Request, folder: Path, *, full: bool = False) -> int:
@@ -151,17 +216,14 @@ def present_document(document: JsonObject, request: Request, folder: Path, *, fu
     from smimbench.report import tables
     from smimbench.report.verdict import verdict_line
 
-    rows, counts, missing = document["rows"], document["status_counts"], document["missing"]
+    rows = document["rows"]
     if request.as_json:
         print_json(document)
     else:
         console = make_console()
-        console.print(document["title"], style="bold")
+        _print_title(console, document)
         if document.get("description"):
             console.print(document["description"])
-        if missing:
-            total = missing + sum(counts.values())
-            console.print(f"{total - missing} of {total} cells have been run: what follows may change", style="yellow")
         for verdict in document["verdicts"]:
             # Where a line is wider than the screen, what belongs to a problem still stands apart from the next.
             line = textwrap.fill(verdict_line(verdict), console.width, subsequent_indent="  ")
@@ -179,15 +241,15 @@ def present_document(document: JsonObject, request: Request, folder: Path, *, fu
             console.print(table, crop=False)
             console.print()
         if not request.quiet:
-            _remarks(console, document, request)
-        console.print(tables.status_line(counts, missing))
+            for line in _remarks(console, document, request):
+                console.print(line, style="yellow", soft_wrap=True, markup=False)
+        console.print(tables.status_line(document["status_counts"], document["missing"]))
         console.print(f"results: {folder}", soft_wrap=True)
-    bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
-    bad += any(one["below_optimum"] for verdict in document["verdicts"] for one in verdict["contenders"])
-    return NOT_OK if bad or missing or document.get("left_out") or not counts.get("ok") else OK
+    return _exit_code(document)
 
 
-def _remarks(console: Console, document: JsonObject, request: Request) -> None:
+def _remarks(console: Console, document: JsonObject, request: Request) -> list[str]:
+    """What a reader of the tables should know, first why cells did not end well: that is copied, and not broken into lines."""
     from smimbench.report.labels import place
     from smimbench.report.tables import missing_values, other_version_lines
 
@@ -201,11 +263,11 @@ def _remarks(console: Console, document: JsonObject, request: Request) -> None:
         last.append(f"once that is fixed: smimbench run {request.name} {retry}")
     if restarts := sum({place(row): row["restarts"] for row in rows}.values()):
         last.append(f"{restarts} runs were restarted once, more cautiously")
-    for line in missing_values(rows):
-        console.print(line, style="yellow", markup=False)
     others = other_version_lines(document["other_versions"])
-    for line in (*reasons[:20], *more, *notes, *_moving(rows), *last, *others):
-        console.print(line, style="yellow", soft_wrap=True, markup=False)
+    about = [
+        textwrap.fill(line, console.width, break_on_hyphens=False) for line in (*missing_values(rows), *_moving(rows))
+    ]
+    return [*reasons[:20], *more, *notes, *last, *others, *about]
 
 
 _ENDED = {"failed": "failed", "diverged": "diverged", "not-converged": "did not converge", "timeout": "timed out"}
@@ -247,11 +309,13 @@ def _moving(rows: Sequence[JsonObject]) -> list[str]:
     ]
 
 
-def _draw_figures(results: Results, *, silent: bool) -> None:
+def draw_figures(results: Results, *, silent: bool, only_first: bool = False) -> None:
+    """Draw all figures of stored results and print their paths, or only the first: as PNG, the quickest of the kinds."""
     from smimbench.run.theory_cache import THEORY_ERRORS
 
+    charts, folder = charts_of(results), results.folder / "figures"
     try:
-        paths = save_charts(charts_of(results), results.folder / "figures")
+        paths = save_charts(islice(charts, 1), folder, ("png",)) if only_first else save_charts(charts, folder)
     except ImportError:
         complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return
@@ -263,6 +327,8 @@ def _draw_figures(results: Results, *, silent: bool) -> None:
 
 def name_figures(paths: Iterable[Path]) -> None:
     """Print the paths of the figures."""
+    found: dict[Path, list[str]] = {}
     for path in paths:
-        if path.suffix == ".png":
-            click.echo(f"figure:  {path} (and .svg, .pdf, .csv)")
+        found.setdefault(path.with_suffix(""), []).append(path.suffix)
+    for name, (first, *others) in found.items():
+        click.echo(f"figure:  {name}{first}" + (f" (and {', '.join(others)})" if others else ""))

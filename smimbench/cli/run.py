@@ -14,8 +14,8 @@ import click
 
 from smimbench.cli.options import (
     AGAIN,
+    AGAINST,
     DURATION,
-    FULL,
     JSON,
     NOT_OK,
     OK,
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
         "For boards: the system draws the seed, and no worker and no record has it until all is run.", "--secret-seed"
     ),
     flag("Count cells, time and memory by past runs and short trials; run nothing.", "--dry-run"),
-    flag("Tables only.", "--no-figure"),
-    FULL,
+    flag("Draw no figure.", "--no-figure"),
+    AGAINST,
     JSON,
 )
 def run(
@@ -79,10 +79,10 @@ def run(
     secret_seed: bool,
     dry_run: bool,
     no_figure: bool,
-    full: bool,
+    against: str | None,
     **how: Any,
 ) -> int:
-    """Run the missing cells of a suite, then show tables and draw figures.
+    """Run the missing cells of a suite, then show the verdict and draw the error.
 
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to go on.
@@ -126,7 +126,7 @@ def run(
     results = Results(suite, store, backends, cache)
     if "theory" in how["retry"]:
         cache.set_aside(plan.problem for plan in suite.plans)
-    code = present(results, request, figure=not no_figure, full=full, keep=True)
+    code = present(results, request, figure=not no_figure, against=against)
     if cache.is_late and not left:
         request.remark(["the budget is spent: theory is left; run the same command again to go on"])
     return AGAIN if left or cache.is_late else code

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from smimbench.cli.options import (
+    AGAINST,
     FULL,
     JSON,
     NOT_OK,
@@ -30,6 +31,8 @@ from smimbench.cli.options import (
 )
 from smimbench.cli.results import (
     charts_of,
+    compare_with,
+    draw_figures,
     kept_document,
     name_figures,
     present_document,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.report.results import Results
     from smimbench.run.verification import Verification
     from smimbench.suite.cells import Suite
 
@@ -148,7 +152,7 @@ def _solve_of_runs(request: Request, suite: Suite) -> None:
     results = Results(suite, store, (), request.theory(theory_folder(store)))
     if results.pairs and results.rows:
         with contextlib.suppress(ImportError):  # without matplotlib there are no figures
-            charts_of(results)
+            list(charts_of(results))
 
 
 def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None) -> list[Path]:
@@ -174,11 +178,20 @@ def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None)
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
     ),
+    flag("Also draw all figures, as PNG, SVG and PDF with what they show as CSV.", "--figures"),
+    AGAINST,
     FULL,
     JSON,
 )
 def show(
-    request: Request, as_csv: bool, markdown: bool, backends: tuple[str, ...], pack: Path | None, full: bool
+    request: Request,
+    as_csv: bool,
+    markdown: bool,
+    backends: tuple[str, ...],
+    pack: Path | None,
+    figures: bool,
+    against: str | None,
+    full: bool,
 ) -> int:
     """Show the verdict, then error-against-theory and runtime tables of what has been run."""
     from smimbench.report import text_files
@@ -186,18 +199,24 @@ def show(
 
     if request.as_json + as_csv + markdown > 1:
         raise click.UsageError("choose one of --json, --csv and --markdown")
-    document, shared, folder = _table_of(request, backends)
+    document, shared, folder, results = _table_of(request, backends)
     if pack is not None:
         write_packed(pack, document, shared)
     rows, limits = document["rows"], document["extrapolated"]
     if as_csv or markdown:
         click.echo((text_files.as_csv if as_csv else text_files.as_markdown)(rows, limits), nl=False)
         return OK
-    return present_document(document, request, folder, full=full)
+    if figures and results is None:
+        raise click.UsageError("figures need the results and plugins themselves, not only their table")
+    compare_with(document, against)
+    code = present_document(document, request, folder, full=full)
+    if figures and results is not None:
+        draw_figures(results, silent=request.as_json or request.quiet)
+    return code
 
 
-def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, JsonObject, Path]:
-    """The table, ``run.json`` and location of a suite, a results folder or a file of packed results."""
+def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, JsonObject, Path, Results | None]:
+    """The table, ``run.json``, location and, unless only the table is there, results of what was asked for."""
     from smimbench.report.packed import read_packed
     from smimbench.run.store import Store
     from smimbench.suite import SuiteError
@@ -206,18 +225,18 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
     if path.suffix == ".json" and path.is_file():
         if request.overrides or request.only or backends:
             raise click.UsageError(f"{path} is a finished table: --set, --add, --only and --backend cannot change it")
-        return *read_packed(path), path
+        return *read_packed(path), path, None
     try:
         results = stored_results(request, backends)
         table = results.document()
         remark_missing_theory(results, request)
-        return table, Store(results.folder).read_shared(), results.folder
+        return table, Store(results.folder).read_shared(), results.folder, results
     except SuiteError as error:
         # A plugin may be missing that was there when all this was run.
         document = kept_document(request, str(error))
         if document is None:
             raise
-        return document, Store(path).read_shared(), path
+        return document, Store(path).read_shared(), path, None
 
 
 @command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)
@@ -232,7 +251,7 @@ def report(request: Request, output: Path) -> int:
             raise click.UsageError(f"a report needs {needed}; pip install 'smimbench[report]'")
     check_writable(output)  # said before an hour of theory, not after
     results = stored_results(request)
-    page = render_page(results, charts_of(results), Store(results.folder).read_shared())
+    page = render_page(results, list(charts_of(results)), Store(results.folder).read_shared())
     remark_missing_theory(results, request)
     write_atomically(output, page.encode())
     if not request.quiet:

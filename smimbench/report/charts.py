@@ -130,9 +130,9 @@ def draw(chart: Chart, *, alone: bool = False) -> Any:
     return figure
 
 
-def save(chart: Chart | None, folder: Path) -> list[Path]:
-    """Write a chart as PNG, SVG, PDF and CSV; do nothing if there is no chart."""
-    return [] if chart is None else save_figure(draw(chart), folder, chart.name, chart.rows, chart.caption)
+def save(chart: Chart | None, folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+    """Write a chart as pictures of these kinds and as CSV; do nothing if there is no chart."""
+    return [] if chart is None else save_figure(draw(chart), folder, chart.name, chart.rows, chart.caption, kinds)
 
 
 def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:

@@ -153,15 +153,20 @@ def lay_out(figure: Any) -> None:
 
 
 def save_figure(
-    figure: Any, folder: Path, name: str, data: Sequence[Mapping[str, Any]] | None = None, caption: str = ""
+    figure: Any,
+    folder: Path,
+    name: str,
+    data: Sequence[Mapping[str, Any]] | None = None,
+    caption: str = "",
+    kinds: Sequence[str] = ("png", "svg", "pdf"),
 ) -> list[Path]:
-    """Write PNG, SVG and PDF, the same bytes for the same figure, and as CSV what is drawn.
+    """Write pictures of these kinds, the same bytes for the same figure, and as CSV what is drawn.
 
     The caption goes into the files (``Description`` of PNG and SVG, ``Subject`` of the PDF).
     """
     import matplotlib
 
-    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg", "pdf")]
+    paths = [folder / f"{name}.{kind}" for kind in kinds]
     caption = printable(caption)
     about = {
         "png": {"Description": caption},

@@ -37,8 +37,8 @@ TIE = 0.95
 Rows = list[JsonObject]
 
 
-def verdicts(rows: Sequence[JsonObject]) -> list[JsonObject]:
-    """One entry per problem, with all algorithms that were run on it, best first.
+def verdicts(rows: Sequence[JsonObject], against: str | None = None) -> list[JsonObject]:
+    """One entry per problem, with all algorithms that were run on it, best first; ``against``: with which to compare others.
 
     Returns
     -------
@@ -53,13 +53,15 @@ def verdicts(rows: Sequence[JsonObject]) -> list[JsonObject]:
         what else ``smimbench.report.prediction.agreement`` says; ``below_optimum``, whether its error is smaller than possible;
         ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to within 5% of
         the optimum (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``; ``moving``, runs
-        whose error still moved at their last step; ``unsolved``, sample ratios with an estimate whose Bayes-optimal error is not
-        known, only if there are any.
+        whose error still moved at their last step; ``compared``, the geometric mean ``ratio`` of its error to that of the
+        algorithm ``with`` (``against``, or the best) and its ``interval``, by Student's t on the logarithms, paired by
+        instance (None: no two runs); ``unsolved``, sample ratios with an estimate whose Bayes-optimal error is not known,
+        only if there are any.
     """
-    return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
+    return [_verdict(problem, members, against) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
 
-def _verdict(problem: str, rows: Rows) -> JsonObject:
+def _verdict(problem: str, rows: Rows, against: str | None) -> JsonObject:
     names = sorted(dict.fromkeys(row["metric"] for row in rows), key=lambda name: name != "mse")
     metric = next((name for name in names if find_metric(name).direction == "lower"), None)
     largest = max(row["dimension"] for row in rows)
@@ -77,10 +79,22 @@ def _verdict(problem: str, rows: Rows) -> JsonObject:
     tied = []
     for one in others:
         if None not in (one["ratio_to_bayes"], best["ratio_to_bayes"]) and one["missing"] == best["missing"]:
-            change = change_between(logs[best["algorithm"]], logs[one["algorithm"]], TIE)
-            tied += [one["algorithm"]] * (change is None or abs(change.value) <= change.half)
+            found = _compared(logs, best["algorithm"], one["algorithm"])
+            tied += [one["algorithm"]] * (found is None or found["interval"][0] <= 1 <= found["interval"][1])
+    for one in contenders:
+        other = against if against is not None and against in logs else best["algorithm"]
+        one["compared"] = _compared(logs, other, one["algorithm"])
     return {"problem": problem, "metric": metric, "dimension": largest, "contenders": [best, *others] if best else [],
             "dimension_letter": letter_of(rows), "tied": tied}  # fmt: skip
+
+
+def _compared(logs: Mapping[str, Mapping[Any, float]], other: str, name: str) -> JsonObject | None:
+    """Ratio of the errors of two algorithms, with its interval."""
+    change = change_between(logs[other], logs[name], TIE) if other != name and logs[other] and logs[name] else None
+    if change is None:
+        return None
+    interval = [math.exp(change.value + side * change.half) for side in (-1, 1)]
+    return {"with": other, "ratio": math.exp(change.value), "interval": interval}
 
 
 def _contender(rows: Rows, missed: int) -> JsonObject:
@@ -152,6 +166,8 @@ def verdict_line(verdict: Mapping[str, Any]) -> str:
     parts = [f"{verdict['problem']}: {best['algorithm']}{' is best' if len(verdict['contenders']) > 1 else ''}"]
     if best["ratio_to_bayes"] is not None:
         parts.append(f"{ratio_words(best)} times the optimal error")
+    if best["compared"]:
+        parts.append(compared_words(best["compared"]))
     if best["where_zero"] is not None and (best["ratio_to_bayes"] is None or not best["zero_reached"]):
         parts.append(f"{'0' if best['zero_reached'] else number(best['where_zero'])} where the optimal error is 0")
     parts.append(prediction_words(best))
@@ -166,6 +182,26 @@ def verdict_line(verdict: Mapping[str, Any]) -> str:
             f"without {unsolved} of {best['points'] + unsolved} sample ratios, whose optimal error is not known"
         )
     return ", ".join(parts)
+
+
+def contender_line(one: Mapping[str, Any]) -> str:
+    """One line of another algorithm: its error over that of the one it is compared with, and over the optimal one."""
+    parts = []
+    if one["compared"]:
+        parts.append(compared_words(one["compared"]))
+    if one["ratio_to_bayes"] is not None:
+        parts.append(f"{one['ratio_to_bayes']:.3g} x optimal")
+    if one["where_zero"] is not None and not one["zero_reached"]:
+        parts.append(f"{number(one['where_zero'], 2)} where the optimal error is 0")
+    if one["below_optimum"] or one["prediction"] == "no":
+        parts.append(prediction_words(one))
+    return f"{one['algorithm']}: {', '.join(parts) or 'no estimate'}"
+
+
+def compared_words(found: Mapping[str, Any]) -> str:
+    """The ratio of two errors with its interval."""
+    low, high = found["interval"]
+    return f"{found['ratio']:.3g} x {found['with']} ({low:.3g} to {high:.3g})"
 
 
 def prediction_words(one: Mapping[str, Any]) -> str:
@@ -257,11 +293,9 @@ def summary(rows: Sequence[JsonObject]) -> list[JsonObject]:
     names = sorted(logs, key=lambda name: (-len(known[name]), math.inf if ratios[name] is None else ratios[name]))
     first, found = logs[names[0]], []
     for name in names:
-        paired = name != names[0] and len(first.keys() & logs[name].keys()) > 1
-        change = change_between(first, logs[name], TIE) if paired else None
+        paired = _compared(logs, names[0], name) if len(first.keys() & logs[name].keys()) > 1 else None
         found.append({
             "algorithm": name, "instances": len(known[name]), "all": everything, "ratio_to_bayes": ratios[name],
-            "to_best": None if change is None else math.exp(change.value),
-            "interval": None if change is None else [math.exp(change.value + side * change.half) for side in (-1, 1)],
+            "to_best": paired and paired["ratio"], "interval": paired and paired["interval"],
         })  # fmt: skip
     return found

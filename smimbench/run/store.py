@@ -309,7 +309,7 @@ def settings_folder(suite: Suite, store: Store) -> Path:
     if not given:
         return store.folder
     text = " ".join(f"{option[2:]} {value}" for option, value in given)
-    name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", " ".join(value for _, value in given))[:60]
+    name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", " ".join(value for _, value in given))[:24]
     return store.folder / FOLDER / f"{name}.{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

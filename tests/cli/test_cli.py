@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import re
+import shutil
 import subprocess
 import sys
 import types
@@ -36,17 +38,32 @@ def one_document(text: str):
 # -- run ----------------------------------------------------------------------------------------------------------
 
 
-def test_run_shows_tables_and_writes_figures(ran):
+def test_run_ends_with_the_verdict_on_one_screen(ran):
     folder, done = ran
-    out = done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines[:4])) <= 80
+    assert lines[0] == "A small suite"
+    assert lines[1].startswith("line: gamp is best")
+    assert any(re.fullmatch(r"  adam: [\d.]+ x gamp \([\d.]+ to [\d.]+\), [\d.]+ x optimal", line) for line in lines)
+    assert "cells: 8 ok" in lines
+    figures = folder / "results" / "small" / "figures"
+    assert lines[-2:] == [f"results: {figures.parent}", f"figure:  {figures / 'mse.png'} (and .csv)"]
+    assert "running 8 cells, 2 at a time" in done.stderr
+    assert {path.name for path in figures.iterdir()} == {"mse.png", "mse.csv"}
+
+
+def test_show_has_tables_and_all_figures(ran, tmp_path, capsys):
+    folder, _ = ran
+    results = tmp_path / "results"
+    shutil.copytree(folder / "results", results)
+    code, out, _ = call(capsys, "show", results / "small", "--results", results, "--figures")
+    assert code == 0
     for words in ("A small suite", "line: MSE against theory, D = 30", "line: overlap against theory", "line: runtime"):
         assert words in out
     for words in ("mean ± s.e.m.", "optimal", "z", "error /", "status", "iter.", "memory", "worst first"):
         assert words in out
-    assert "cells: 8 ok" in out
-    assert f"results: {folder / 'results' / 'small'}" in out
-    assert "running 8 cells, 2 at a time" in done.stderr
-    figures = folder / "results" / "small" / "figures"
+    figures = results / "small" / "figures"
     drawn = {"mse", "overlap", "seconds", "profiles", "learning-mse"}  # because adam counts samples
     kinds = ("png", "svg", "pdf", "csv")
     assert {path.name for path in figures.iterdir()} == {f"{n}.{kind}" for n in drawn for kind in kinds}
@@ -127,7 +144,7 @@ def test_the_exit_code_tells_and_nothing_is_dropped(tmp_path, capsys, algorithm,
     arguments = [suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
     found, out, err = call(capsys, "run", *arguments)
     assert found == code, err
-    assert out.count(algorithm) >= 4
+    assert call(capsys, "show", *arguments[:5])[1].count(algorithm) >= 4
     if status == "ok":
         assert "cells: 8 ok" in out
         assert "talker: note: by info" in out

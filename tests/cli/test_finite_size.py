@@ -23,7 +23,7 @@ def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
     assert abs(entry["z"]) < 4
     again = smimbench.extrapolate(smimbench.show(path, results=tmp_path / "results"))
     assert again == shown["extrapolated"]
-    assert "MSE at infinite D" in call(capsys, "show", path, *where)[1]
+    assert "MSE at infinite D" in call(capsys, "show", path, *where, "--figures")[1]
     lines = list(csv.DictReader(io.StringIO(call(capsys, "show", path, *where, "--csv")[1])))
     assert [line["dimension"] for line in lines].count("inf") == 2
     assert "| inf |" in call(capsys, "show", path, *where, "--markdown")[1]
