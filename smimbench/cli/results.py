@@ -8,7 +8,7 @@ from collections import Counter
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,7 @@ from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json
 from smimbench.files import canonical_json, error_line, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -59,7 +59,7 @@ def charts_of(results: Results) -> Iterator[Chart]:
     from smimbench.report.profiles import profile_chart
 
     suite, cache = results.suite, results.cache
-    drawn = (
+    drawn: tuple[Callable[[], Any], ...] = (
         *(partial(metric_chart, suite, results.rows, cache, metric) for metric in suite.run.metrics),
         partial(learning_charts, results),
         *(partial(draw, results) for draw in (seconds_chart, profile_chart)),
