@@ -20,7 +20,7 @@ import psutil
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
-from smimbench.files import canonical_json, remove_leftovers, unless
+from smimbench.files import canonical_json, remove_leftovers
 from smimbench.problem.problem import CODE, SECRET, ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
@@ -140,8 +140,8 @@ def hide_seed(suite: Suite, store: Store) -> tuple[Suite, Store]:
 
 def read_seed(store: Store) -> int | None:
     """The secret seed of a run that is not complete; None of another run."""
-    text = unless(FileNotFoundError, (store.folder / SEED).read_text)
-    return None if text is None else int(text)
+    file = store.folder / SEED
+    return int(file.read_text()) if file.is_file() else None
 
 
 def publish_seed(suite: Suite, hidden: Suite, store: Store, backends: Sequence[str], *, timing: bool) -> Suite | None:
