@@ -9,6 +9,7 @@ import functools
 import re
 import textwrap
 import unicodedata
+from html.entities import html5
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _NAMED = {
-    "sum": "Σ", "prod": "Π", "int": "∫", "partial": "∂", "nabla": "∇", "infty": "∞", "cdot": "·", "times": "×", "pm": "±",
-    "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "ne": "≠", "approx": "≈", "sim": "~", "propto": "∝", "in": "∈",
-    "to": "→", "rightarrow": "→", "leftarrow": "←", "Leftrightarrow": "⇔", "otimes": "⊗", "succeq": "⪰", "mid": "|",
-    "langle": "⟨", "rangle": "⟩", "dots": "…", "ldots": "…", "quad": "  ", "qquad": "    ", "varphi": "φ", "varepsilon": "ε",
-    "vert": "|", "Vert": "‖", "ll": "≪", "gg": "≫", "dagger": "†", "top": "ᵀ", "ast": "*", "star": "*", "odot": "⊙",
+    "infty": "∞", "cdot": "·", "to": "→", "partial": "∂", "dots": "…", "ldots": "…", "quad": "  ", "qquad": "    ", "varphi": "φ",
+    "top": "ᵀ", "star": "*", "sim": "~", "mid": "|", "sup": "sup", "deg": "deg", "Pr": "Pr",
 }  # fmt: skip
+"""Commands of LaTeX that HTML names in another way, or not at all."""
+
 _LETTERS = ("hat", "\u0302"), ("tilde", "\u0303"), ("bar", "\u0305"), ("overline", "\u0305"), ("dot", "\u0307")
 _ABOVE = str.maketrans("0123456789+-=()niT*", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱᵀ*")
 _BELOW = str.maketrans("0123456789+-=()aeijknmptx", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑᵢⱼₖₙₘₚₜₓ")
@@ -64,13 +64,7 @@ def _marked(mark: str, found: re.Match[str]) -> str:
 
 def _letter(found: re.Match[str]) -> str:
     name = found[1]
-    if name in _NAMED:
-        return _NAMED[name]
-    case = "CAPITAL" if name[0].isupper() else "SMALL"
-    try:
-        return unicodedata.lookup(f"GREEK {case} LETTER {'LAMDA' if name.lower() == 'lambda' else name.upper()}")
-    except KeyError:
-        return name  # log, min, arg and the like
+    return _NAMED.get(name) or html5.get(f"{name};", name)  # log, min, arg and the like have no sign
 
 
 def _moved(sign: str, table: dict[int, int], found: re.Match[str]) -> str:

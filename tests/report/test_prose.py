@@ -14,7 +14,7 @@ from tests.report.rows import on_screen
     ("source", "read"),
     [
         (r"\hat Q = \kappa \alpha\, V^{-1}", "Q̂ = κ α V⁻¹"),
-        (r"y_{ab} = \log \frac{e^{\beta h}}{\sum_b h_b}", "y_ab = log (e^(β h))/(Σ_b h_b)"),
+        (r"y_{ab} = \log \frac{e^{\beta h}}{\sum_b h_b}", "y_ab = log (e^(β h))/(∑_b h_b)"),
         (r"\sqrt{1 + \delta_{ab}}", "√(1 + δ_ab)"),
         (r"\tfrac{1}{2} \langle x^2 \rangle_{\mu}", "1/2 ⟨ x² ⟩_μ"),
         (r"\Big( \mathrm{tr}\, S \Big)", "( tr S )"),
