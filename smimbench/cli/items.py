@@ -238,16 +238,11 @@ def _about(check: Check) -> JsonObject:
 
 def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
     """Print the checks for every kind of item, with the meaning of a failure."""
-    from rich.table import Table
+    from smimbench.report.columns import Column, make_table
+    from smimbench.report.labels import grouped
 
-    from smimbench.report.columns import titled
-
-    for kind in dict.fromkeys(document["kind"] for document in documents):
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(ratio=1, overflow="fold")
-        for document in documents:
-            if document["kind"] == kind:
-                table.add_row(document["check"], document["meaning"])
-        console.print(titled(table, f"checks of {'an' if kind[0] in 'aeiou' else 'a'} {kind}"), crop=False)
+    columns = [Column("check", fields="check", words=True), Column("a failure means", fields="meaning", words=True)]
+    for kind, own in grouped(documents, lambda one: one["kind"]).items():
+        title = f"checks of {'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+        console.print(make_table(title, columns, own, padding=1), crop=False)
         console.print()

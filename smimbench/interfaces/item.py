@@ -28,8 +28,8 @@ class Item:
     name: ClassVar[str]
     """Lower-case letters, digits, ``.``, ``_`` and ``-``."""
     version: ClassVar[int]
-    """Integer, raised when the numbers change; part of the key of a result. ``smimbench show`` sets results of another version,
-    or of other code of the item, apart."""
+    """Integer, raised when the numbers change; part of the key of a result. ``smimbench show`` counts cells of another version,
+    or of other code of the item, in one line and in no table."""
     reference: ClassVar[str]
     """Where the equations are from."""
     capabilities: ClassVar[Capabilities]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 from typing import TYPE_CHECKING, Any
@@ -50,8 +51,7 @@ def markdown_table(fields: Sequence[str], rows: Sequence[JsonObject]) -> str:
 
 def _literal(text: str) -> str:
     """Text escaped so that Markdown and HTML show it unchanged."""
-    escaped = _flat(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", escaped)
+    return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", html.escape(_flat(text), quote=False))
 
 
 def _rounded(value: Any) -> str:
