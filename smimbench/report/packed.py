@@ -14,7 +14,7 @@ from smimbench.files import JsonObject, error_line, printable, read_json, write_
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import grouped, place
 from smimbench.report.rows import derived
-from smimbench.report.stored_table import FOLLOWS, Many, of_fields, with_summaries
+from smimbench.report.stored_table import FOLLOWS, Open, with_summaries
 from smimbench.run.record import SharedDocument, check_model, digest_of, sealed
 from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.run.theory_guard import GuardedTheory
@@ -35,12 +35,18 @@ folder of its own, because files next to ``run.json`` are records.
 """
 
 
-_PACKED = of_fields(
-    (int, "packed"),
-    (SharedDocument, "run"),
-    (dict[str, Any], "document"),
-    (Many[of_fields((dict[str, Any], "common"), (list[dict[str, Any]], "rows"))], "places"),
-)
+class _Place(Open):
+    """Rows of one place: their shared fields, and the remaining fields of each."""
+
+    common: JsonObject
+    rows: list[JsonObject]
+
+
+class _Packed(Open):
+    packed: int
+    run: SharedDocument
+    document: JsonObject
+    places: list[_Place]
 
 
 def write_packed(path: Path, document: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
@@ -97,7 +103,7 @@ def read_packed(path: Path, *, exactly: bool = False) -> tuple[JsonObject, JsonO
     try:
         if found.pop("digest", None) != digest_of(found) or (exactly and path.read_bytes() != _text_of(found).encode()):
             raise ValueError("changed after it was written (digest does not match)")
-        check_model(_PACKED, found, "packed results of smimbench")
+        check_model(_Packed, found, "packed results of smimbench")
         rows = [{**one["common"], **row} for one in found["places"] for row in one["rows"]]
         return with_summaries({**found["document"], "rows": rows}), found["run"]
     except (OSError, ValueError) as error:

@@ -25,13 +25,13 @@ class Open(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
 
-def of_fields(*kinds: tuple[Any, str], **more: Any) -> Any:
+def _of_fields(*kinds: tuple[Any, str], **more: Any) -> Any:
     """A model with these fields, those of one type named together; ``more`` with their type and default."""
     fields: dict[str, Any] = {name: (kind, ...) for kind, names in kinds for name in names.split()}
     return pydantic.create_model("Row", __base__=Open, **(fields | more))
 
 
-Row = of_fields(
+Row = _of_fields(
     (Text, "problem algorithm backend dimension_letter metric component_word optimum_source"),
     (Text | None, "no_theory branch theory_method ceiling"),
     (list[Text], "blank machines reasons warnings"),
@@ -46,24 +46,24 @@ Row = of_fields(
     (bool, "trusted"),
     (dict[str, float], "values"),
     (dict[str, int], "status_counts"),
-    (of_fields((dict[str, Any], "problem algorithm")), "identity"),
-    (of_fields((int, "runs"), (float, "change lowest")) | None, "still_moving"),
-    (of_fields((Number, "target fraction iterations seconds samples epochs")) | None, "half_overlap"),
-    (of_fields((of_fields((Number, "seconds iterations fraction")), " ".join(map("{:g}".format, EPSILONS)))), "time_to_theory"),
-    (of_fields((Number, "success"), (Many[of_fields((list[int], "layers"), (int, "runs"))], "sequences"),
-                (of_fields((Text, "axis"), (Number, "mean sem"), (int, "runs")) | None, "factor")) | None, "learning_order"),
-    (Named[str, Many[of_fields((Number, "mean sem theory"), (int, "runs found"))]], "findings"),
+    (_of_fields((dict[str, Any], "problem algorithm")), "identity"),
+    (_of_fields((int, "runs"), (float, "change lowest")) | None, "still_moving"),
+    (_of_fields((Number, "target fraction iterations seconds samples epochs")) | None, "half_overlap"),
+    (_of_fields((_of_fields((Number, "seconds iterations fraction")), " ".join(map("{:g}".format, EPSILONS)))), "time_to_theory"),
+    (_of_fields((Number, "success"), (Many[_of_fields((list[int], "layers"), (int, "runs"))], "sequences"),
+                (_of_fields((Text, "axis"), (Number, "mean sem"), (int, "runs")) | None, "factor")) | None, "learning_order"),
+    (Named[str, Many[_of_fields((Number, "mean sem theory"), (int, "runs found"))]], "findings"),
     teachers=(dict[str, list[float]], {}),
-    also_predicted=(Many[of_fields((Text, "metric"), (Component, "component"), (dict[str, float], "values"),
+    also_predicted=(Many[_of_fields((Text, "metric"), (Component, "component"), (dict[str, float], "values"),
                                     (Number, "at coefficient prediction error"))], []),
 )  # fmt: skip
 """A row of the error table; see ``smimbench.report.rows.error_rows``."""
 
-DOCUMENT = of_fields(
+DOCUMENT = _of_fields(
     (Text, "suite title description"),
     (dict[str, int], "status_counts"),
     (int, "missing"),
-    (Many[of_fields((Text, "item"), (int, "then now cells"))], "other_versions"),
+    (Many[_of_fields((Text, "item"), (int, "then now cells"))], "other_versions"),
     (Many[Row], "rows"),
 )
 """Stored part of what ``show --json`` prints; what follows from the rows is recomputed."""
