@@ -7,7 +7,6 @@ import pytest
 from smimbench_models.attention_indexed import AttentionIndexed
 
 from smimbench.backend.arrays import to_host
-from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 
 
@@ -80,28 +79,6 @@ def test_chunking_does_not_show(rng):
     np.testing.assert_allclose(parts, single, atol=1e-10 * np.max(np.abs(single)))
 
 
-def test_several_students_are_the_students_one_by_one(backend, rng):
-    model = AttentionIndexed(2)
-    x, S = rng.standard_normal((9, 2, 6)), symmetric(rng, 4, 3, 2, 6, 6)
-    g = rng.standard_normal((4, 3, 9, 2, 3))
-    z = model.forward(backend.asarray(x), backend.asarray(S))
-    back = model.adjoint(backend.asarray(x), backend.asarray(g))
-    assert_placed(z, backend, (4, 3, 9, 2, 3))
-    assert_placed(back, backend, (4, 3, 2, 6, 6))
-    for i in range(4):
-        for j in range(3):
-            np.testing.assert_allclose(to_host(z)[i, j], slow_latents(x, S[i, j]), rtol=1e-11, atol=1e-12)
-            alone = model.adjoint(x, g[i, j])
-            np.testing.assert_allclose(to_host(back)[i, j], alone, atol=1e-13)
-
-
-def test_no_samples(rng):
-    model = AttentionIndexed(2)
-    x = np.empty((0, 2, 4))
-    assert model.forward(x, symmetric(rng, 1, 4, 4)).shape == (0, 1, 3)
-    np.testing.assert_array_equal(model.adjoint(x, np.empty((0, 1, 3))), np.zeros((1, 4, 4)))
-
-
 def test_inputs_are_the_same_bits_in_every_dtype_and_layout():
     shape = (400, 2, 333)
     plain, single = np.empty(shape), np.empty(shape, dtype=np.float32)
@@ -113,37 +90,11 @@ def test_inputs_are_the_same_bits_in_every_dtype_and_layout():
     assert np.mean(plain**2) == pytest.approx(1, abs=0.02)
 
 
-def test_metrics(backend, rng):
+def test_overlap_and_alignment(backend, rng):
     model = AttentionIndexed(2)
     A, B = symmetric(rng, 2, 7, 7), symmetric(rng, 2, 7, 7)
     a, b = backend.asarray(A), backend.asarray(B)
-    expected = [[np.trace(A[p] @ B[q]) / 7 for q in range(2)] for p in range(2)]
-    inner = model.inner(a, b)
-    assert_placed(inner, backend, (2, 2))
-    np.testing.assert_allclose(to_host(inner), expected, rtol=1e-12)
-    np.testing.assert_allclose(to_host(model.overlap(a, b)), np.diag(expected), rtol=1e-12)
-    error = [np.linalg.norm(A[p] - B[p]) ** 2 / 7 for p in range(2)]
-    assert_placed(model.squared_error(a, b), backend, (2,))
-    np.testing.assert_allclose(to_host(model.squared_error(a, b)), error, rtol=1e-12)
+    np.testing.assert_allclose(to_host(model.overlap(a, b)), [np.trace(A[p] @ B[p]) / 7 for p in range(2)], rtol=1e-12)
     swapped = backend.asarray(A[::-1].copy())
     np.testing.assert_allclose(to_host(model.align(a, swapped, "permutations")), A)
     np.testing.assert_allclose(to_host(model.align(a, swapped, "none")), A[::-1])
-
-
-@pytest.mark.parametrize("alpha", [-0.1, float("nan"), float("inf")])
-def test_bad_alpha(alpha):
-    with pytest.raises(ParameterError, match=r"^alpha: "):
-        AttentionIndexed(2).sample_count(alpha, 10)
-
-
-def test_bad_shapes(rng):
-    model = AttentionIndexed(2)
-    S = symmetric(rng, 1, 5, 5)
-    with pytest.raises(ValueError, match=r"inputs must have shape \(n, 2, 5\), got \(3, 3, 5\)"):
-        model.forward(np.ones((3, 3, 5)), S)
-    with pytest.raises(ValueError, match="inputs must have shape"):
-        model.forward(np.ones((3, 2, 4)), S)
-    with pytest.raises(ValueError, match=r"g must have shape \(..., 3, P, 3\)"):
-        model.adjoint(np.ones((3, 2, 5)), np.ones((4, 1, 3)))
-    with pytest.raises(ValueError, match="symmetry must be one of"):
-        model.align(S, S, "mirror")
