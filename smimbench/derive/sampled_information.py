@@ -90,7 +90,7 @@ class LabelMeans(NamedTuple):
 
 
 def without_overlap(Q: Host) -> list[int]:
-    """Mask of components whose overlap is zero, so that their posterior means vanish."""
+    """Components whose overlap is zero, so that their posterior means vanish."""
     return [a for a in range(len(Q)) if Q[a, a] == 0.0]
 
 

@@ -1,14 +1,15 @@
-r"""A quick test of the channel and the prior of a third party before theory is computed with them: do the posterior and the
-denoiser obey the Nishimori identities on a few draws?
+r"""A test of channels and priors by draws: do the posterior and the denoiser obey the Nishimori identities? Theory makes it before
+it is computed with items of a third party, ``smimbench check`` with any.
 
 State evolution relies on both. On the Nishimori line they can be tested by themselves: with ``omega ~ N(0, Q)``,
 ``z ~ N(omega, V)`` and ``y`` the label of ``z``, the posterior mean ``m`` fulfils
 
 .. math:: E[m (z - m)^T] = 0, \qquad E[(z - m)(z - m)^T] = E[\mathrm{Cov}(z | y)],
 
-also weighted with any function of the label, and the denoiser the same with the signal in place of ``z``. This finds an error of
-a few percent, quicker than the published checks (``smimbench check NAME``). Formulas of an item are compared with draws, too.
-Items are tested at fixed overlaps before anything is computed, and at the points that result before they are reported.
+also weighted with any function of the label, and the denoiser the same with the signal in place of ``z``. Formulas and moments
+of an item are compared with draws, too. Draws are as many as a time allows; what fails once is tested again with other draws
+before it counts. Items are tested at fixed overlaps before anything is computed, and at the points that result before they are
+reported.
 """
 
 from __future__ import annotations
