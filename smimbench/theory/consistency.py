@@ -1,6 +1,6 @@
-r"""A test of channels and priors by draws: do the posterior and the denoiser obey the Nishimori identities? Theory makes it before
-it is computed with items of a third party, ``smimbench check`` with any.
+r"""A test of channels and priors by draws: do the posterior and the denoiser obey the Nishimori identities?
 
+Theory makes it before it is computed with items of a third party, ``smimbench check`` with any.
 State evolution relies on both. On the Nishimori line they can be tested by themselves: with ``omega ~ N(0, Q)``,
 ``z ~ N(omega, V)`` and ``y`` the label of ``z``, the posterior mean ``m`` fulfils
 
