@@ -104,7 +104,7 @@ def _with_a_name(ctx: click.Context, param: click.Parameter, path: Path | None) 
     return path
 
 
-def _complete_suite(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_suite(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Shell completion of suites: shipped names, and paths by the shell itself."""
     from smimbench.suite.reader import shipped_suites
 
@@ -132,8 +132,8 @@ DURATION = Quantity("TIME", {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400})
 PERCENT = Quantity("PERCENT", {"%": 0.01})
 SIZE = Quantity("SIZE", {"GB": 2**30, "MB": 2**20, "TB": 2**40})
 
-SUITE = click.Argument(["name"], metavar="SUITE", shell_complete=_complete_suite)
-SUITE_OR_FOLDER = click.Argument(["name"], metavar="SUITE|DIR", shell_complete=_complete_suite)
+SUITE = click.Argument(["name"], metavar="SUITE", shell_complete=complete_suite)
+SUITE_OR_FOLDER = click.Argument(["name"], metavar="SUITE|DIR", shell_complete=complete_suite)
 JSON = flag("Print one JSON document and nothing else.", "--json", "as_json")
 AGAINST = option(
     "Compare every algorithm with this one, instance by instance [default: the best].", "--against", metavar="ALGORITHM"
@@ -165,16 +165,19 @@ class Request:
     overrides: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     results: Path = Path("results")
+    text: str = ""
 
     def suite(self) -> Suite:
-        """The suite from a path, a shipped name, or a folder of results (its ``run.json`` holds the text)."""
+        """The suite from a path, a shipped name, a folder of results (its ``run.json`` holds the text), or its own text."""
         from smimbench.registry.registry import get_registry
         from smimbench.suite.reader import load_suite, parse_suite
 
         plugins = get_registry().plugins
         known = len(plugins)
         try:
-            if (found := self.settings()) is None:
+            if self.text:
+                suite = parse_suite(Path(f"{self.name}.toml"), self.text, self.overrides, self.only)
+            elif (found := self.settings()) is None:
                 suite = load_suite(self.name, self.overrides, self.only)
             else:
                 given = [*found.shared.get("overrides", []), *self.overrides]
@@ -202,7 +205,7 @@ class Request:
         from smimbench.suite.reader import shipped_suites
 
         folder = Path(self.name)
-        if self.name in shipped_suites() or not folder.is_dir():  # a shipped suite keeps its name
+        if self.text or self.name in shipped_suites() or not folder.is_dir():  # a shipped suite keeps its name
             return None
         found = settings_under(folder)
         if len(found) == 1:
@@ -254,7 +257,7 @@ class Request:
 
 
 def command(
-    *parameters: click.Parameter, name: str | None = None, of_a_suite: bool = True
+    *parameters: click.Parameter, name: str | None = None, of_a_suite: bool = True, **settings: Any
 ) -> Callable[[Callable[..., int]], click.Command]:
     """Define a command with its own parameters and the shared ones; it is called with a ``Request`` and its own."""
     shared = (*_EVERY_COMMAND, *(_OF_A_SUITE if of_a_suite else ()))
@@ -272,7 +275,7 @@ def command(
                 common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
                 return function(Request(**common), **given)
 
-        return click.command(name, params=[*parameters, *shared])(wrapped)
+        return click.command(name, params=[*parameters, *shared], context_settings=settings)(wrapped)
 
     return decorate
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from smimbench.cli.asked import SampleRatios, suite_of_words
 from smimbench.cli.options import (
     AGAINST,
     FULL,
@@ -22,6 +23,7 @@ from smimbench.cli.options import (
     SUITE_OR_FOLDER,
     Request,
     command,
+    complete_suite,
     flag,
     make_console,
     option,
@@ -51,8 +53,21 @@ if TYPE_CHECKING:
 
 
 @command(
-    SUITE_OR_FOLDER,
-    option("Sample ratios instead of the suite's; repeatable.", "--alpha", "alphas", multiple=True, type=float),
+    click.Argument(["words"], metavar="[SUITE|DIR]", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_suite),
+    option(
+        "Without a suite: model, channel and prior, with their parameters as --rho 0.3; two tokens unless --tokens.",
+        "--model",
+        metavar="NAME",
+    ),
+    option("See --model.", "--channel", metavar="NAME"),
+    option("See --model.", "--prior", metavar="NAME"),
+    option(
+        "Sample ratios instead of the suite's, one or FROM:TO:COUNT; repeatable.",
+        "--alpha",
+        "alphas",
+        multiple=True,
+        type=SampleRatios(),
+    ),
     flag("Check every point against plain draws of teacher and posterior; exit code 1 where |z| > 4.", "--verify"),
     option(
         "Relative deviation of the error that --verify should see at each point; half of it takes four times the draws.",
@@ -75,10 +90,15 @@ if TYPE_CHECKING:
     flag("Solve again what is kept; nothing is deleted.", "--retry"),
     RESULTS,
     JSON,
+    ignore_unknown_options=True,
 )
 def theory(
     request: Request,
-    alphas: tuple[float, ...],
+    words: tuple[str, ...],
+    model: str | None,
+    channel: str | None,
+    prior: str | None,
+    alphas: tuple[list[float], ...],
     figure: bool,
     no_thresholds: bool,
     predictions: bool,
@@ -95,15 +115,17 @@ def theory(
     from smimbench.cli.progress import theory_progress
     from smimbench.report.theory_document import add_own_theory, add_verification, holds, kept_of, theory_document
 
-    for alpha in alphas:
+    chosen = [alpha for some in alphas for alpha in some]
+    for alpha in chosen:
         if not 0 < alpha < float("inf"):
             raise click.BadParameter(f"must be > 0 and finite, got {alpha}", param_hint="--alpha")
+    request = _asked(request, words, {"model": model, "channel": channel, "prior": prior}, chosen)
     if resolve >= 1:
         raise click.BadParameter(f"must be below 100%, got {100 * resolve:g}%", param_hint="--resolve")
     suite = request.suite()
     if not suite.chosen_plans and not suite.unmade:
         raise click.UsageError("--only excludes every problem of this suite")
-    cache, wanted = request.theory(), sorted(set(alphas)) or None
+    cache, wanted = request.theory(), sorted(set(chosen)) or None
     asked = any("generalization" in name for name in suite.run.metrics)
     published = {reference.metric for reference in suite.run.reference} - {"mse", "overlap"}
     cache.predicts = bool(predictions or request.as_json or verify or asked or published)
@@ -139,6 +161,18 @@ def theory(
         console.print()
     name_figures(paths)
     return code
+
+
+def _asked(request: Request, words: Sequence[str], items: dict[str, str | None], alphas: Sequence[float]) -> Request:
+    """The request for the suite that is named, or for the problem that options describe."""
+    if any(items.values()):
+        name, text, given = suite_of_words(items, words, alphas)
+        return replace(request, name=name, text=text, overrides=(*given, *request.overrides))
+    if unknown := [word for word in words if word.startswith("-")]:
+        raise click.NoSuchOption(unknown[0].partition("=")[0])
+    if len(words) != 1:
+        raise click.UsageError("give one suite, or --model, --channel and --prior")
+    return replace(request, name=words[0])
 
 
 def _solve_of_runs(request: Request, suite: Suite) -> None:

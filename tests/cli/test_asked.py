@@ -1,0 +1,63 @@
+"""``theory`` of a problem that options describe, in place of a suite."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers import call
+
+SOFTMAX = ("--model", "attention-indexed", "--channel", "softmax", "--prior", "wishart")
+LINEAR = ("--model", "sequence-multi-index", "--channel", "linear", "--prior", "gaussian")
+
+
+@pytest.fixture
+def ask(tmp_path, capsys):
+    return lambda *words: call(capsys, "theory", *words, "--results", tmp_path / "r")
+
+
+def test_it_is_that_of_a_suite_with_these_items(ask, tmp_path):
+    suite = tmp_path / "own.toml"
+    suite.write_text("""
+[problem]
+model   = { name = "attention-indexed", tokens = 2 }
+channel = { name = "softmax" }
+prior   = { name = "wishart", rho = 0.3 }
+[grid]
+alpha     = [0.1, 0.2, 0.3]
+dimension = [50]
+""")
+    asked = json.loads(ask(*SOFTMAX, "--rho", "0.3", "--alpha", "0.1:0.3:3", "--json")[1])
+    named = json.loads(ask(suite, "--json")[1])
+    for a, b in zip(asked, named, strict=True):
+        assert a["points"] == b["points"]
+        assert a["thresholds"] == b["thresholds"]
+
+
+def test_parameters_reach_their_items_and_figures_are_drawn(ask, tmp_path):
+    code, out, _ = ask(*LINEAR, "--noise=0.5", "--tokens", "3", "--alpha", "1", "--alpha", "2:3:2", "--figure")
+    assert code == 0
+    assert "sequence-multi-index(tokens=3) linear(noise=0.5) gaussian" in out
+    assert list((tmp_path / "r" / "sequence-multi-index-linear-gaussian").rglob("theory-mse.png"))
+    a, noise, m = 1.0, 0.5, 3
+    v = (1 - a * m - noise + ((a * m + noise - 1) ** 2 + 4 * noise) ** 0.5) / 2
+    assert f"{v:.6f}" in out
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ((*SOFTMAX, "--rhoo", "0.3", "--alpha", "1"), "--rhoo is no option and no parameter of this problem"),
+    ((*SOFTMAX[:4], "--alpha", "1"), "needs --prior, too"),
+    (SOFTMAX, "needs its sample ratios: --alpha 0.1"),
+    ((*SOFTMAX, "--alpha", "1:2"), "must look like 0.1 or 0.1:0.3:20"),
+    ((*SOFTMAX, "--alpha", "1", "--rho"), "--rho needs a value"),
+    ((*SOFTMAX, "--alpha", "-1"), "must be > 0 and finite"),
+    (("quickstart", *SOFTMAX, "--alpha", "1"), "unexpected 'quickstart'"),
+    (("quickstart", "--figre"), "No such option '--figre'"),
+    (("quickstart", "spectral"), "give one suite"),
+    ((), "give one suite"),
+])  # fmt: skip
+def test_mistakes_are_one_line(ask, words, message):
+    code, out, err = ask(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
