@@ -44,6 +44,11 @@ def override(document: JsonObject, text: str, file: str) -> None:
         if parsed.startswith(("{", "[", '"', "'")):  # but what begins as a table, a list or a text was meant as one
             option, given = ("--add", parsed) if path == "algorithms+" else ("--set", text)
             raise SuiteError(option, given, f"not valid TOML: {error_line(error)}") from None
+    several = document.get("problems")
+    if [*way, last][0] == "problem" and "problem" not in document and isinstance(several, list):
+        names = [one.get("label", k) if isinstance(one, dict) else k for k, one in enumerate(several)]
+        listed = ", ".join(f"problems.{name}" for name in names)
+        raise SuiteError(f"--set {text}", "problem", f"this suite has several; choose from {listed}")
     node: Any = document
     for i, key in enumerate(way):
         where = ".".join(way[: i + 1])

@@ -22,7 +22,7 @@ REFUSED = [
     ("run quickstart --fly", "No such option"),
     ("run quickstart --workers 0", "0 is not in the range"),
     ("run quickstart --backend abacus", "backend abacus: unknown; choose one of"),
-    ("theory quickstart --alpha many", "'many' is not a valid float"),
+    ("theory quickstart --alpha many", "must look like 0.1 or 0.1:0.3:20"),
     ("list colours", "'colours' is not one of"),
     ("info wishert", "did you mean 'wishart'"),
     ("show {results} --csv --json", "choose one of --json, --csv and --markdown"),
@@ -58,6 +58,7 @@ REFUSED = [
     # --set, --add and --only
     ("run {suite} --set problem.prior.rho", "must look like problem.prior.rho=0.2"),
     ("run {suite} --set =3", "must look like"),
+    ("run quickstart --set problem.prior.rho=1", "this suite has several; choose from problems.softmax, problems.linear"),
     ("run {suite} --set problem.channel.noise=-1", "problem.channel.noise: must be"),
     ("run {suite} --set problem.channel.nose=1", "problem.channel.nose: unknown key, did you mean 'noise'"),
     ("run {suite} --set problem.channel.noise.deep=1", "problem.channel.noise: is not a table"),
