@@ -160,7 +160,7 @@ def _flip(t, n, omega, law):
         fill(gain, n, 0.0)
         for a in range(layers):
             for b in range(layers):
-                for m in range(tokens):
+                for m in range(tokens if law.precision[a, b] != 0.0 else 0):
                     one, two = t[Z + a * tokens + m], t[Z + b * tokens + m]
                     if code >> a & 1:
                         add(gain, one, n, -2.0 * law.precision[a, b] * omega[b, m])
