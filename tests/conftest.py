@@ -92,17 +92,22 @@ def solved(shared) -> Path:
     return shared / "solved"
 
 
+KERNELS = {
+    "gw0": (("sequence/softmax/deep", "sequence-multi-index", 3),),
+    "gw1": (("sequence/softmax/two_layers", "sequence-multi-index", 2), ("attention/softmax", "attention-indexed", 2)),
+}
+"""What the first processes of ``pytest -n`` compile in a fresh checkout, for all: folder, model, layers."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_once() -> None:
-    """In a fresh checkout two of the processes of ``pytest -n`` compile a kernel each, which both would compile otherwise."""
-    layers = {"gw0": ("sequence", 2), "gw1": ("attention", 3)}
-    place, sites = layers.get(os.environ.get("PYTEST_XDIST_WORKER", ""), ("", 0))
-    channels = Path(__file__).parent.parent / "plugins" / "smimbench_channels" / place
-    if sites and not any(channels.rglob("*.nbi")):
-        model = "sequence-multi-index" if place == "sequence" else "attention-indexed"
-        channel = get_registry().get("channel", "softmax", model).item(2, layers=2)
-        z = np.ones((1, 2, sites)) * np.arange(sites)
-        channel.posterior(channel.forward(z), 0 * z, np.eye(2))
+    channels = Path(__file__).parent.parent / "plugins" / "smimbench_channels"
+    for folder, model, layers in KERNELS.get(os.environ.get("PYTEST_XDIST_WORKER", ""), ()):
+        if not any((channels / folder).rglob("*.nbi")):
+            channel = get_registry().get("channel", "softmax", model).item(2, layers=layers)
+            sites = getattr(channel, "sites", channel.tokens)
+            z = np.ones((1, layers, sites)) * np.arange(sites)
+            channel.posterior(channel.forward(z), 0 * z, np.eye(layers))
 
 
 @pytest.fixture
