@@ -5,10 +5,8 @@ from __future__ import annotations
 import textwrap
 import time
 from collections import Counter
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +14,7 @@ from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json
 from smimbench.files import canonical_json, error_line, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console
 
@@ -51,25 +49,24 @@ def remark_missing_theory(results: Results, request: Request) -> None:
         request.remark([f"not all theory of this is stored; '{request.typed('theory')}' solves it"])
 
 
-def charts_of(results: Results) -> Iterator[Chart]:
-    """All figures, as data, the errors first."""
+def charts_of(results: Results) -> list[Chart]:
+    """All figures, as data, the errors first; their theory is solved where the cache may solve."""
     from smimbench.report.figures import metric_chart, phase_chart
     from smimbench.report.finite_size import size_charts
     from smimbench.report.learning_curves import learning_charts, seconds_chart, spectrum_chart
     from smimbench.report.profiles import profile_chart
 
     suite, cache = results.suite, results.cache
-    drawn: tuple[Callable[[], Any], ...] = (
-        *(partial(metric_chart, suite, results.rows, cache, metric) for metric in suite.run.metrics),
-        partial(learning_charts, results),
-        *(partial(draw, results) for draw in (seconds_chart, profile_chart)),
-        partial(phase_chart, suite, cache),
-        partial(spectrum_chart, results),
-        partial(size_charts, suite, results.extrapolated),
-    )
-    for draw in drawn:
-        found = draw()
-        yield from found if isinstance(found, list) else [found] if found is not None else []
+    found = [
+        *(metric_chart(suite, results.rows, cache, metric) for metric in suite.run.metrics),
+        *learning_charts(results),
+        seconds_chart(results),
+        profile_chart(results),
+        phase_chart(suite, cache),
+        spectrum_chart(results),
+        *size_charts(suite, results.extrapolated),
+    ]
+    return [chart for chart in found if chart is not None]
 
 
 def save_charts(charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
@@ -310,12 +307,13 @@ def _moving(rows: Sequence[JsonObject]) -> list[str]:
 
 
 def draw_figures(results: Results, *, silent: bool, only_first: bool = False) -> None:
-    """Draw all figures of stored results and print their paths, or only the first: as PNG, the quickest of the kinds."""
+    """Draw all figures of results and print their paths, or only the first: as PNG, the quickest of the kinds."""
     from smimbench.run.theory_cache import THEORY_ERRORS
 
-    charts, folder = charts_of(results), results.folder / "figures"
+    folder = results.folder / "figures"
     try:
-        paths = save_charts(islice(charts, 1), folder, ("png",)) if only_first else save_charts(charts, folder)
+        charts = charts_of(results)
+        paths = save_charts(charts[:1], folder, ("png",)) if only_first else save_charts(charts, folder)
     except ImportError:
         complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return

@@ -186,7 +186,7 @@ def _solve_of_runs(request: Request, suite: Suite) -> None:
     results = Results(suite, store, (), request.theory(theory_folder(store)))
     if results.pairs and results.rows:
         with contextlib.suppress(ImportError):  # without matplotlib there are no figures
-            list(charts_of(results))
+            charts_of(results)
 
 
 def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None) -> list[Path]:
@@ -285,7 +285,7 @@ def report(request: Request, output: Path) -> int:
             raise click.UsageError(f"a report needs {needed}; pip install 'smimbench[report]'")
     check_writable(output)  # said before an hour of theory, not after
     results = stored_results(request)
-    page = render_page(results, list(charts_of(results)), Store(results.folder).read_shared())
+    page = render_page(results, charts_of(results), Store(results.folder).read_shared())
     remark_missing_theory(results, request)
     write_atomically(output, page.encode())
     if not request.quiet:

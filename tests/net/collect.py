@@ -152,14 +152,14 @@ def _point(point: dict[str, Any]) -> list[Any]:
 def run_of(name: str) -> dict[str, Any]:
     """A suite of ``suites/`` as it is run by the command line: rows and verdicts, records, and the CSV of its figures."""
     with tempfile.TemporaryDirectory() as folder:
-        drawn = () if name == "figures" else ("--no-figure",)
+        drawn = ("--figures",) if name == "figures" else ()
         words = (str(HERE / "suites" / f"{name}.toml"), "--results", folder)
         with mock.patch("matplotlib.figure.Figure.savefig"):  # what is drawn is compared, not pictures of it
-            _command("run", *words, "--workers", "1", "--quiet", "--json", *drawn)
-        document = _command("show", *words, "--json")
+            _command("run", *words, "--workers", "1", "--quiet", "--json", *(() if drawn else ("--no-figure",)))
+            document = _command("show", *words, "--json", *drawn)
         place = Path(folder) / name
         found = {"rows": _rows(document), "verdicts": _verdicts(document), "records": _records(place)}
-        if not drawn:
+        if drawn:
             found["csv"] = _csv(place / "figures")
     return found
 
