@@ -190,6 +190,8 @@ class TheoryCache:
         """
         asked = [spec, *(np.asarray(starts).tolist() if i == 2 else starts for i, starts in enumerate(conditions))]
         points = tuple(self.points(problem, [alpha])[0])
+        if not self.predicts:  # stored points may have them all the same
+            points = tuple({k: v for k, v in one.items() if not k.startswith("generalization_error")} for one in points)
         more = spec, float(alpha), conditions._replace(points=points)
         question = [problem.spec, asked, OWN_VERSION, *([] if self.predicts else ["without errors of prediction"])]
         found: JsonObject | str = self._answer("own", problem, question, float(alpha), *more)

@@ -130,9 +130,8 @@ def test_the_table_shows_them_where_there_are_any():
 def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
     suite = write_suite(tmp_path)
     options = ["--timing", "--no-figure", "--only", "algorithm=gamp", "--only", "seed=0"]
-    code, out, _ = call(capsys, "run", suite, "--results", tmp_path / "r", *options)
-    assert code == 0
-    assert "peak" in out
+    assert call(capsys, "run", suite, "--results", tmp_path / "r", *options)[0] == 0
+    assert "peak" in call(capsys, "show", suite, "--results", tmp_path / "r", *options[2:])[1]
     cell = load_suite(suite, (), ["algorithm=gamp"]).cells()[0]
     (path,) = (tmp_path / "r" / "small").glob(f"{cell.key}.timing-*.json")
     timing = json.loads(path.read_text())["timing"]
