@@ -132,14 +132,16 @@ def read_json(path: Path, largest: int = 1 << 28) -> Any:
         raise ValueError("the file is incomplete or not JSON") from None
 
 
-def read_npz(file: IO[bytes], largest: int = 1 << 28) -> JsonObject:
-    """Arrays of an ``.npz`` that take at most this many bytes once unpacked; ValueError if they take more."""
+def read_npz(file: IO[bytes], largest: int = 1 << 28, only: str | None = None) -> JsonObject:
+    """Arrays of an ``.npz`` (``only`` this one, None for the others) that take at most this many bytes once unpacked;
+    ValueError if they take more.
+    """
     import numpy as np
 
     with np.load(file, allow_pickle=False) as arrays:
-        if sum(part.file_size for part in arrays.zip.infolist()) > largest:
+        if sum(part.file_size for part in arrays.zip.infolist() if only in (None, part.filename[:-4])) > largest:
             raise ValueError(f"is larger than {largest >> 20} MB when unpacked")
-        return {name: arrays[name] for name in arrays.files}
+        return {name: arrays[name] if only in (None, name) else None for name in arrays.files}
 
 
 def write_atomically(path: Path, data: bytes | Callable[[IO[bytes]], object], *, durable_name: bool = True) -> None:

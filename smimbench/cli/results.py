@@ -150,7 +150,10 @@ def present(results: Results, request: Request, *, figure: bool, against: str | 
 
     document = results.document()
     write_packed(results.folder / TABLE, document, Store(results.folder).read_shared())
-    compare_with(document, against)
+    try:
+        compare_with(document, against)
+    except click.BadParameter as error:  # said, but no reason to hide what was run
+        request.remark([error.format_message()])
     if request.as_json:
         print_json(document)
     else:
@@ -171,15 +174,22 @@ def _print_outcome(document: JsonObject, request: Request, folder: Path) -> None
 
     console = make_console()
     _print_title(console, document)
-    used = 3
+    used, unnamed = 3, 0
     for verdict in document["verdicts"]:
         first, *others = verdict["contenders"] or [{}]
-        lines = [verdict_line(verdict), *map(contender_line, others if first.get("points") else ())]
-        for line, style in zip(lines, ["green", *[""] * len(others)]):
-            text = textwrap.fill(line, console.width, initial_indent="" if style else "  ", subsequent_indent="    ")
-            used += text.count("\n") + 1
-            if used <= LINES - 5 or style:
-                console.print(text, style=style, markup=False)
+        line = textwrap.fill(verdict_line(verdict), console.width, subsequent_indent="    ")
+        console.print(line, style="green", markup=False)
+        used += line.count("\n") + 1
+        for one in others if first.get("points") else ():
+            line = textwrap.fill(contender_line(one), console.width, initial_indent="  ", subsequent_indent="    ")
+            # What is wrong is named, however long the list is.
+            if used + line.count("\n") + 1 > LINES - 5 and one["prediction"] != "no" and not one["below_optimum"]:
+                unnamed += 1
+                continue
+            console.print(line, markup=False)
+            used += line.count("\n") + 1
+    if unnamed:
+        console.print(f"  ... and {unnamed} more lines on other algorithms, in the tables")
     if not request.quiet:
         remarks = _remarks(console, document, request)
         for shown, line in enumerate(remarks):
@@ -189,7 +199,8 @@ def _print_outcome(document: JsonObject, request: Request, folder: Path) -> None
                 break
             console.print(line, style="yellow", markup=False, soft_wrap=True)
     console.print(status_line(document["status_counts"], document["missing"]))
-    console.print(f"tables:  {request.typed('show')} (--figures: all figures)", soft_wrap=True, markup=False)
+    if folder.suffix != ".secret":  # nothing is shown of a run whose seed is still hidden
+        console.print(f"tables:  {request.typed('show')} (--figures: all figures)", soft_wrap=True, markup=False)
     console.print(f"results: {folder}", soft_wrap=True)
 
 
@@ -313,7 +324,13 @@ def draw_figures(results: Results, *, silent: bool, only_first: bool = False) ->
     folder = results.folder / "figures"
     try:
         charts = charts_of(results)
-        paths = save_charts(charts[:1], folder, ("png",)) if only_first else save_charts(charts, folder)
+        if only_first:
+            paths = save_charts(charts[:1], folder, ("png",))
+            for path in paths:  # of an earlier table
+                path.with_suffix(".svg").unlink(missing_ok=True)
+                path.with_suffix(".pdf").unlink(missing_ok=True)
+        else:
+            paths = save_charts(charts, folder)
     except ImportError:
         complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return

@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,15 @@ def run(
     if how["dask"] and how["timing"]:
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
     suite = asked = request.suite()
+    labels = [table["label"] for table in suite.algorithms]
+    if (
+        against is not None
+        and against.partition("@")[0] not in labels
+        and not any(request.store(suite).folder.glob("scored/*.json"))
+    ):
+        raise click.BadParameter(
+            f"no algorithm {against!r} here; choose from {', '.join(labels)}", param_hint="--against"
+        )
     store = home = request.store(suite)
     if secret_seed and not dry_run:
         if any(text.partition("=")[0].strip() == "grid.seed" for text in suite.overrides):
@@ -119,7 +128,8 @@ def run(
     published = publish_seed(asked, suite, home, backends, timing=how["timing"]) if suite.secret is not None else None
     if published is not None:
         suite, store = published, home
-        request.remark([f"the seed was {suite.seed}; to rerun: {request.typed('run')} --set grid.seed={suite.seed}"])
+        request = replace(request, overrides=(*request.overrides, f"grid.seed={suite.seed}"))
+        request.remark([f"the seed was {suite.seed}; to rerun: {request.typed('run')}"])
     if part is not None:
         return code
     cache = request.theory(theory_folder(store), deadline)

@@ -141,7 +141,7 @@ def theory(
     solved = not any("unsolved" in one for one in document)
     if solved:
         _solve_of_runs(request, suite)
-    paths = _draw_theory(request, suite, wanted) if figure and solved else []
+    paths = _draw_theory(request, suite, wanted, cache.predicts) if figure and solved else []
     if figure and not solved:
         request.remark(["no figure, because a problem is not solved; --only problem=LABEL draws the others"])
     code = OK if solved and (not verify or holds(document)) else NOT_OK
@@ -189,13 +189,15 @@ def _solve_of_runs(request: Request, suite: Suite) -> None:
             charts_of(results)
 
 
-def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None) -> list[Path]:
+def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None, predicts: bool) -> list[Path]:
     from smimbench.report.figures import theory_charts
     from smimbench.run.store import settings_folder
 
     try:
         folder = settings_folder(suite, request.store(suite)) / "figures"
-        return save_charts(theory_charts(suite, request.theory(), alphas), folder)
+        cache = request.theory()
+        cache.predicts = predicts
+        return save_charts(theory_charts(suite, cache, alphas), folder)
     except ImportError:
         raise click.UsageError("a figure needs matplotlib; pip install 'smimbench[plot]'") from None
 

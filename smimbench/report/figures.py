@@ -103,7 +103,7 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
         if len(x) > 2:
             fine = _spread(x[0], x[-1])
             parts.append(Line(fine, *(PchipInterpolator(x, y)(fine) for y in values)))
-        else:
+        elif len(x):
             parts.append(Line(x, *values))
     return Line(*(np.concatenate(part) for part in zip(*parts)))
 

@@ -365,7 +365,7 @@ def learning_order(
     # (runs, layers that can be learned, axes)
     times = np.array([
         [first_time(t, None if t is None else t["overlap"][:, k] >= 0.5 * bayes[k]) for k in wanted] for t in trajectories
-    ]).reshape(-1, len(wanted), len(AXES))  # fmt: skip
+    ]).reshape(len(trajectories), len(wanted), len(AXES))  # fmt: skip
     layers: list[JsonObject] = [dict.fromkeys(LAYER) for _ in bayes]
     for k, hits in zip(wanted, times.transpose(1, 2, 0)):
         iterations, seen, seconds = map(_median_time, hits)

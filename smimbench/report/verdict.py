@@ -81,9 +81,11 @@ def _verdict(problem: str, rows: Rows, against: str | None) -> JsonObject:
         if None not in (one["ratio_to_bayes"], best["ratio_to_bayes"]) and one["missing"] == best["missing"]:
             found = _compared(logs, best["algorithm"], one["algorithm"])
             tied += [one["algorithm"]] * (found is None or found["interval"][0] <= 1 <= found["interval"][1])
+    # What drew samples of its own saw other data, and more of it, than the others.
+    alone = {name(row) for row in own if not _is_on_its_data(row)}
     for one in contenders:
         other = against if against is not None and against in logs else best["algorithm"]
-        one["compared"] = _compared(logs, other, one["algorithm"])
+        one["compared"] = None if alone & {other, one["algorithm"]} else _compared(logs, other, one["algorithm"])
     return {"problem": problem, "metric": metric, "dimension": largest, "contenders": [best, *others] if best else [],
             "dimension_letter": letter_of(rows), "tied": tied}  # fmt: skip
 
@@ -191,8 +193,10 @@ def contender_line(one: Mapping[str, Any]) -> str:
         parts.append(compared_words(one["compared"]))
     if one["ratio_to_bayes"] is not None:
         parts.append(f"{one['ratio_to_bayes']:.3g} x optimal")
-    if one["where_zero"] is not None and not one["zero_reached"]:
-        parts.append(f"{number(one['where_zero'], 2)} where the optimal error is 0")
+    if one["where_zero"] is not None and (one["ratio_to_bayes"] is None or not one["zero_reached"]):
+        parts.append(f"{'0' if one['zero_reached'] else number(one['where_zero'], 2)} where the optimal error is 0")
+    if not parts and one.get("unsolved"):
+        parts.append("the optimal error is not known")
     if one["below_optimum"] or one["prediction"] == "no":
         parts.append(prediction_words(one))
     return f"{one['algorithm']}: {', '.join(parts) or 'no estimate'}"
@@ -263,7 +267,12 @@ def on_their_data(rows: Sequence[JsonObject]) -> list[JsonObject]:
     """Rows of the error without algorithms that draw samples of their own, and stand at a sample ratio well above the one that
     was asked for: they saw other data, and more of it, than the instance has.
     """
-    return [row for row in rows if row["metric"] == "mse" and row["alpha"] <= 1.5 * row["nominal_alpha"]]
+    return [row for row in rows if row["metric"] == "mse" and _is_on_its_data(row)]
+
+
+def _is_on_its_data(row: Mapping[str, Any]) -> bool:
+    found: bool = row["alpha"] <= 1.5 * row["nominal_alpha"]
+    return found
 
 
 def _log_ratios(rows: Sequence[JsonObject]) -> defaultdict[str, dict[Any, float]]:

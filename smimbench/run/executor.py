@@ -290,7 +290,8 @@ class _Worker:
         """Give the process a task."""
         self.task = task
         self._begun = self._heard = time.monotonic()
-        self._output.truncate(0)
+        if not self._stands_in:  # its output goes on in that of the process that started it
+            self._output.truncate(0)
         with open(self._pulse, "r+b") as file:
             file.write(STILL)
         self._send(pickle.dumps((task.kind, *task.arguments)))

@@ -108,7 +108,7 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
         reason = "is no regular file; write the estimate to an .npz first" if path.exists() else "does not exist"
         raise SuiteError(str(path), "", reason)
     with path.open("rb") as file:
-        arrays, error = attempt(read_npz, file, (1 << 24) + 32 * math.prod(shape))
+        arrays, error = attempt(read_npz, file, (1 << 24) + 32 * math.prod(shape), "estimate")
     if error is not None:
         raise SuiteError(str(path), "", f"cannot be read as .npz: {error_line(error)}")
     if "estimate" not in arrays:

@@ -7,6 +7,7 @@ leave there is read as if this process had solved it, so that the numbers are th
 
 from __future__ import annotations
 
+import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -161,9 +162,20 @@ def solve_in_processes(
 
     todo = [i for i in range(len(wanted)) if (now := progress(i)).done < now.total]
     executor = Executor(workers, 1, get_registry(), folder=str(cache.folder))
+    looked = time.monotonic()
+
+    def look(underway: object) -> None:
+        """How far all are: parts of a curve say nothing until they end."""
+        nonlocal looked
+        if time.monotonic() > looked + 1:
+            looked = time.monotonic()
+            for i in todo:
+                on_progress(i, progress(i))
+
     try:
         for i in todo:
             cache.begin(wanted[i][0])
+            on_progress(i, progress(i))
         parts = [(i, ("part", part)) for i in todo for part in independent_parts(*wanted[i])]
         whole = [(i, ("whole", list(wanted[i][1]), thresholds)) for i in todo]
         for stage in (parts, whole):
@@ -171,7 +183,7 @@ def solve_in_processes(
             for i, (what, *more) in stage:
                 arguments = what, wanted[i][0].spec, *more
                 tasks[Task("theory", arguments, frozenset(), on_event=partial(hear, i))] = i
-            for ended in executor.run(tasks):
+            for ended in executor.run(tasks, on_look=look):
                 _answer_of(ended)
                 on_progress(tasks[ended.task], progress(tasks[ended.task]))
     finally:

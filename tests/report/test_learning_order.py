@@ -116,3 +116,11 @@ def test_one_component_has_no_order():
     single = [{**row, "component": None, "learning_order": None, "half_overlap": None} for row in rows()]
     assert learning_tables(single) == []
     assert learning_tables([]) == []
+
+
+def test_where_nothing_can_be_learned_nothing_is_in_order():
+    """Below the first weak recovery all optimal overlaps are 0."""
+    layers, order = learning_order([trajectory(60, 10), None], [0.0, 0.0], 100.0)
+    assert [one["target"] for one in layers] == [None, None]
+    assert order["sequences"] == [{"layers": [], "runs": 2}]
+    assert order["factor"] is None

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from smimbench.report.tables import contender_tables, runtime_tables
-from smimbench.report.verdict import near_words, verdict_line, verdicts
+from smimbench.report.verdict import contender_line, near_words, verdict_line, verdicts
 from tests.report.rows import printed, row, values_of
 
 
@@ -159,3 +159,34 @@ def test_what_runs_do_not_tell_apart_is_tied():
     assert verdict_line(found).endswith(", tied with a and 2 more")
     assert "tied with the first" in printed(contender_tables([found]))
     assert max(map(len, printed(contender_tables([found])).splitlines())) <= 80
+
+
+def test_other_algorithms_have_the_ratio_of_errors_on_the_same_instances():
+    spread = {"0/0": 0.2, "0/1": 0.5, "0/2": 0.9, "0/3": 0.4}
+    one = at(0.1, 0.5, 0.4, values=spread)
+    twice = at(
+        0.1, 1.0, 0.4, algorithm="adam", values={k: v * (2 + 1e-3 * i) for i, (k, v) in enumerate(spread.items())}
+    )
+    best, other = verdicts([one, twice])[0]["contenders"]
+    assert best["compared"] is None
+    assert other["compared"]["with"] == "gamp"
+    assert other["compared"]["ratio"] == pytest.approx(2, rel=1e-3)
+    assert re.fullmatch(r"adam: 2 x gamp \(2 to 2\), 2.5 x optimal", contender_line(other))
+    best, other = verdicts([one, twice], "adam")[0]["contenders"]
+    assert other["compared"] is None
+    assert best["compared"]["ratio"] == pytest.approx(0.5, rel=1e-3)
+    assert "times the optimal error, 0.5 x adam (" in verdict_line(verdicts([one, twice], "adam")[0])
+
+
+def test_fresh_samples_are_not_compared_with_the_data_set():
+    """At its own, larger sample ratio an online run has a smaller optimum: its ratio to that says nothing of others."""
+    one = at(0.1, 0.5, 0.4, nominal_alpha=0.1)
+    online = at(2.0, 0.04, 0.01, algorithm="sgd", nominal_alpha=0.1)
+    found = verdicts([one, online])[0]["contenders"]
+    assert [entry["compared"] for entry in found] == [None, None]
+    assert {contender_line(entry) for entry in found} == {"gamp: 1.25 x optimal", "sgd: 4 x optimal"}
+
+
+def test_an_error_of_0_is_an_estimate():
+    found = verdicts([at(0.1, 0.0, 0.0), at(0.1, 1e-9, 0.0, algorithm="adam")])[0]["contenders"]
+    assert contender_line(found[1]) == "adam: 0 where the optimal error is 0"
