@@ -44,6 +44,10 @@ SCATTER = 30.0
 """Relative variance of single runs times D from which on finite size may explain any deviation: 1 to 10 away from thresholds, 20
 to 1e5 near them. Doubled, twice as many verdicts near thresholds are wrong."""
 
+FEWEST = 4
+"""Runs below which nothing is said: near a threshold two runs are alike by chance, and their scatter means nothing. Doubled,
+four seeds at one size say nothing."""
+
 RESOLUTION = 1e-3
 """Deviation below which nothing is refused: runs stop at a tolerance. Halved: the same, at the default tolerance."""
 
@@ -84,7 +88,7 @@ class Point(NamedTuple):
 def deviation(
     points: Sequence[Point], coefficient: float | None = None, allowed: float = FINITE["lower"], scatter: float = 0.0
 ) -> Deviation | None:
-    r"""Deviation of runs from their prediction, at every size in its unit; None where the runs have no standard error.
+    r"""Deviation of runs from their prediction, at every size in its unit; None where there are fewer than four runs.
 
     The mean at size D is ``prediction + deviation + b / D + c / D^2``, fitted by generalized least squares. An unknown b or c is
     a normal variable around 0, with a third of ``allowed`` or ``SECOND`` as its standard deviation. What the sizes cannot
@@ -92,7 +96,7 @@ def deviation(
     ``1 / sqrt(D)``; the allowance then grows with that.
     """
     points = [point for point in points if len(point.values) > 1]
-    if not points:
+    if sum(len(point.values) for point in points) < FEWEST:
         return None
     inverse = 1 / np.array([point.dimension for point in points], dtype=float)
     rests = _less_teachers(points)
