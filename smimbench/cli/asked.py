@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 KINDS = ("model", "channel", "prior")
 TOKENS = 2
-"""Tokens of a sample where nothing is said of them, as in the papers."""
+"""Default number of tokens, as in the papers."""
 
 TEXT = """[suite]
 title = "{title}"

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 LONG_CELL = 5.0
 """Seconds after which a cell has a bar of its own on a terminal."""
 LONG_WAIT = 60.0
-"""Seconds after which a file or pipe is told of a cell that still runs; again whenever its time has doubled."""
+"""Seconds after which a line in a file or pipe names a cell that is still running; repeated whenever its time has doubled."""
 PATIENCE = 2.0
-"""Seconds of theory before a file or pipe is told what is being solved; again whenever they have doubled."""
+"""Seconds after which a line in a file or pipe names the theory being solved; repeated whenever the time has doubled."""
 
 
 class Interrupted(click.Abort):

@@ -39,7 +39,7 @@ class Series:
     kind : str
         ``"line"``, ``"marks"``, ``"bars"`` or ``"upright"``, which are named by the column ``algorithm``.
     style : dict
-        What Matplotlib is told besides the color.
+        Further Matplotlib options, apart from the color.
     algorithm : str
         Whose it is: the page hides it with its algorithm.
     """
@@ -101,7 +101,7 @@ class Chart:
 
     @property
     def caption(self) -> str:
-        """What the figure's files and the page say of it."""
+        """Caption of the figure in its files and on the page."""
         return f"{self.title}: {self.key} {self.note}".replace("  ", " ").strip()
 
     @property

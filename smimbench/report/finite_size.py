@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,34 +58,36 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
             [point[key] for point in entry["points"]] for key in ("dimension", "n", "moved", "error")
         )
 
-        def add(name: str, what: str, sizes: Any, values: Any, errors: Any, style: JsonObject, **more: Any) -> None:
-            columns = {
-                "dimension": sizes,
-                "value": values,
-                "error": errors,
-                "inverse": 1 / np.asarray(sizes, dtype=float),
-            }
-            series.append(Series(name, columns | more, {**about, "what": what}, "marks", shade, style))  # noqa: B023
-
-        add(
-            f"α = {entry['alpha']:.4g}",
-            "runs",
-            sizes,
-            means,
-            errors,
-            {"marker": MARKERS[k % len(MARKERS)], "s": 16},
-            n=counts,
-        )
+        marks = partial(_marks, about, shade)
+        symbol = {"marker": MARKERS[k % len(MARKERS)], "s": 16}
+        series.append(marks(f"α = {entry['alpha']:.4g}", "runs", sizes, means, errors, symbol, n=counts))
         if entry["value"] is not None:
             line = np.linspace(0, 1 / min(sizes), 100)
             fitted = entry["value"] + line * (entry["coefficient"] + entry["second"] * line)
             series.append(Series("", {"inverse": line, "value": fitted}, None, "line", shade, {"lw": 1.0}))
-            add("", "fit", ["inf"], [entry["value"]], [entry["error"]], {"marker": "_", "s": 30})
+            series.append(marks("", "fit", ["inf"], [entry["value"]], [entry["error"]], {"marker": "_", "s": 30}))
         if entry["theory"] is not None:
             diamond = {"marker": "D", "s": 30, "clip_on": False}
-            add("", "theory", ["inf"], [entry["theory"]], [entry["theory_error"]], diamond, hollow=[True])
+            at = ["inf"], [entry["theory"]], [entry["theory_error"]]
+            series.append(marks("", "theory", *at, diamond, hollow=[True]))
     component = None if first["component"] is None else first["component"] - 1
     name = first["algorithm"] + ("" if first["backend"] == "numpy" else f"@{first['backend']}")
     head = line_name(name, first["component_word"] or "component", component)
     label = find_metric(first["metric"]).label
     return Panel(head, f"1 / {d}", label, series, first["problem"], "inverse", from_zero=False)
+
+
+def _marks(
+    about: JsonObject,
+    shade: Any,
+    name: str,
+    what: str,
+    sizes: Any,
+    values: Any,
+    errors: Any,
+    style: JsonObject,
+    **more: Any,
+) -> Series:
+    inverse = 1 / np.asarray(sizes, dtype=float)
+    columns = {"dimension": sizes, "value": values, "error": errors, "inverse": inverse}
+    return Series(name, columns | more, {**about, "what": what}, "marks", shade, style)

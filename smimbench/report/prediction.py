@@ -45,7 +45,7 @@ SCATTER = 30.0
 to 1e5 near them. Doubled, twice as many verdicts near thresholds are wrong."""
 
 FEWEST = 4
-"""Runs below which nothing is said: near a threshold two runs are alike by chance, and their scatter means nothing. Doubled,
+"""Fewest runs for a verdict: near a threshold two runs may agree by chance, and their scatter is then far too small. Doubled,
 four seeds at one size say nothing."""
 
 RESOLUTION = 1e-3
@@ -173,7 +173,7 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
     """
     predicted, lost = _predicted(rows)
     directions = {number: find_metric(number.metric).direction for number in predicted}
-    # Near a threshold what runs say of their own error is right in some runs and far off in others.
+    # Near a threshold the claimed error is right in some runs and far off in others.
     wild: dict[float, float] = {}
     for number in (one for one, direction in directions.items() if direction == "one"):
         wild[number.alpha] = max(wild.get(number.alpha, 0.0), _scatter(predicted[number][0]))

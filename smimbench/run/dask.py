@@ -167,7 +167,7 @@ def _work_anywhere(
 # -- idle processes next to a Dask worker -------------------------------------------------------------------------------------
 
 _RESTING: dict[Executor, tuple[str, threading.Timer]] = {}
-"""Each with its run, as other runs may have different code. Who pops one, in whatever thread, has it alone."""
+"""Each with its run, as other runs may have different code. Popping is atomic, so a thread has its process to itself."""
 
 
 def _take(run: str) -> Executor | None:

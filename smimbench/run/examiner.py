@@ -224,7 +224,7 @@ class TeacherServer:
         return found
 
     def record_of_run(self, found: JsonObject) -> JsonObject:
-        """What its own record says of a run, its measured numbers as they were measured here; of one that failed there are none.
+        """Fields of the record of a run, with the numbers that were measured here; a failed run has none.
 
         Raises
         ------

@@ -96,7 +96,7 @@ class Students:
         self._executor.start(self._distributions)
 
     def run(self, cell: Cell, timing: bool) -> JsonObject:
-        """What a record says of a run; ``timing`` the process knows."""
+        """Fields of the record of a run; ``timing`` is measured by this process."""
         server = TeacherServer(cell)
         task = cell_task(replace(cell, seed=0, replicate=0, secret=None), self._distributions)
         task.on_event, task.timeout = server.reply, None  # the time limit of both is kept from outside
