@@ -12,7 +12,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from smimbench.suite.schema import (
     AlgorithmTable,
     Axes,
+    Curve,
     Document,
+    FigureTable,
     Grid,
     InKey,
     ProblemTable,
@@ -31,6 +33,8 @@ TABLES: dict[str, type[Table]] = {
     "[[algorithms]]": AlgorithmTable,
     "[run]": RunOptions,
     "[[run.reference]]": Reference,
+    "[figure]": FigureTable,
+    "[[figure.curves]]": Curve,
 }
 WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
 HEAD = """# Every key of a suite

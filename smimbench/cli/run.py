@@ -118,7 +118,7 @@ def run(
     campaign = plan_campaign(suite, store, backends, dry_run=dry_run, shard=part, **how)
     request.remark(campaign.remarks)
     if dry_run:
-        return _dry_run(campaign, request)
+        return show_cost(campaign, request)
     with run_progress(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
         campaign.run(on_record, on_look)
     left = campaign.left() if budget is not None else 0
@@ -170,7 +170,8 @@ def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
     return OK if set(ended) <= {"ok", "skipped"} and not campaign.suite.left_out else NOT_OK
 
 
-def _dry_run(campaign: Campaign, request: Request) -> int:
+def show_cost(campaign: Campaign, request: Request) -> int:
+    """Print what the missing cells of a campaign cost."""
     cost = campaign.cost()
     cells, missing, workers = len(campaign.cells), len(campaign.missing), campaign.workers
     if request.as_json:

@@ -71,7 +71,7 @@ class Panel:
     """One panel of a figure: series on two axes, ``x`` and ``y`` of their columns.
 
     ``zero``: an axis of errors is logarithmic down to here, and ends at 0. ``cap``: none goes higher. ``hard``: ends of a grey
-    band.
+    band. ``limits``: ends of the horizontal and of the vertical axis; default: of the data.
     """
 
     title: str
@@ -87,6 +87,7 @@ class Panel:
     cap: float = math.inf
     from_zero: bool = True
     hard: Sequence[float] | None = None
+    limits: Sequence[Sequence[float]] | None = None
 
 
 @dataclass
@@ -149,7 +150,7 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     if panel.from_zero and not panel.ylog:
         axis.update_datalim([(0, 0)], updatex=False)
         axis.autoscale_view(scalex=False)
-    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    (left, right), (low, high) = panel.limits or (axis.get_xlim(), axis.get_ylim())
     axis.set_ylim(low if panel.zero is None else -0.2 * panel.zero, min(high, panel.cap))
     for series in panel.series:
         for at, name in zip(series.columns[panel.x], series.columns["algorithm"]) if series.kind == "upright" else ():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smimbench.files import JsonObject
-    from smimbench.suite.schema import Reference, RunOptions
+    from smimbench.suite.schema import FigureTable, Reference, RunOptions
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,7 @@ class Suite:
     remarks: tuple[str, ...] = ()
     unmade: tuple[Unmade, ...] = ()
     left_out: tuple[str, ...] = ()
+    figure: FigureTable | None = None
     secret: int | None = field(repr=False, default=None)
 
     def with_seed(self, seed: int, secret: int | None = None) -> Suite:

@@ -24,11 +24,11 @@ from smimbench.suite.overrides import check_condition, merged, override, read_co
 from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.suite.overrides import Condition
-    from smimbench.suite.schema import AlgorithmTable, ProblemTable, Reference, RunOptions
+    from smimbench.suite.schema import AlgorithmTable, FigureTable, ProblemTable, Reference, RunOptions
 
 RESERVED = ("theory",)
 """Names of folders under ``--results`` that hold something else than a suite's records."""
@@ -43,14 +43,20 @@ def shipped_suites() -> dict[str, Path]:
     return {}
 
 
+def shipped_figures() -> dict[str, Path]:
+    """Names and paths of the suites that reproduce a figure of a paper."""
+    folder = next(iter(shipped_suites().values())).parent / "papers"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
 def find_suite(name: str) -> Path:
-    """Path of a suite, given as a path or as the name of a shipped suite."""
+    """Path of a suite, given as a path or as the name of a shipped suite or figure."""
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise SuiteError(name, "", "no such file")
         return path
-    known = shipped_suites()
+    known = shipped_suites() | shipped_figures()
     if name in known:
         return known[name]
     raise SuiteError(name, "", f"no such file and no shipped suite; {suggestion(name, known)}")
@@ -176,8 +182,10 @@ class _Reader:
             raise self.failures[0] if self.failures else self.fail("problem", "; ".join(self.remarks))
         self._refuse_same_cells(plans)
         algorithms = self._algorithms(read.algorithms, plans)
-        self._check_run(read.run, {plan.problem.model.name for plan in plans})
+        self._check_run(read.run, read.figure, {plan.problem.model.name for plan in plans})
         plans = self._with_references(read.run, plans)
+        if read.figure is not None:
+            self._check_figure(read.figure, read.run, plans, {table["label"] for table in algorithms})
         known = {
             "algorithm": [word for table in algorithms for word in (table["label"], table["spec"]["name"])],
             "problem": [*(plan.label for plan in plans), *(one.label for one in self.unmade)],
@@ -200,6 +208,7 @@ class _Reader:
             remarks=tuple(self.remarks),
             unmade=tuple(one for one in self.unmade if selects(only, problem=one.label)),
             left_out=tuple(map(str, self.failures)),
+            figure=read.figure,
             **read.suite.model_dump() | {"title": read.suite.title or self.path.stem},
         )
 
@@ -347,10 +356,12 @@ class _Reader:
 
     # -- run options ----------------------------------------------------------------------------------------------
 
-    def _check_run(self, run: RunOptions, models: set[str]) -> None:
+    def _check_run(self, run: RunOptions, figure: FigureTable | None, models: set[str]) -> None:
         """Check that metrics exist and work for every model, and that ``run.start`` is known and fits every model."""
         metrics = {f"run.metrics[{i}]": name for i, name in enumerate(run.metrics)}
         metrics |= {f"run.reference[{i}].metric": one.metric for i, one in enumerate(run.reference)}
+        curves = enumerate(figure.curves if figure else ())
+        metrics |= {f"figure.curves[{i}].metric": one.metric for i, one in curves if one.metric != "threshold"}
         for (key, name), model in itertools.product(metrics.items(), models):
             try:
                 find_metric(name, model)
@@ -363,6 +374,27 @@ class _Reader:
             known = f"{', '.join(map(repr, STARTS))} or the name of an algorithm with a method start"
             names = ", ".join(sorted({f"{entry.name} for {', '.join(entry.models)}" for entry in offered})) or "none"
             raise self.fail("run.start", f"must be {known} ({names}), got {run.start!r}")
+
+    def _check_figure(
+        self, figure: FigureTable, run: RunOptions, plans: Sequence[ProblemPlan], known: set[str]
+    ) -> None:
+        """Check that curves name problems, components, algorithms (``known``) and measured metrics of the suite."""
+        parts = {plan.label: plan.problem.components for plan in plans}
+        for i, one in enumerate(figure.curves):
+            named: list[tuple[str, str, Collection[str]]] = [("problems", label, parts) for label in one.problems]
+            named += [("algorithm", one.algorithm, known), ("metric", one.metric, run.metrics)] if one.algorithm else []
+            for key, name, there in named:
+                if name not in there:
+                    raise self.fail(f"figure.curves[{i}].{key}", f"there is no {name!r}; {suggestion(name, there)}")
+            labels = one.problems or [*parts]
+            ends = [end for correction in one.corrections for end in (correction.above, correction.below)]
+            for key, values in (("x_factor", one.x_factor), *(("corrections", end) for end in ends)):
+                if len(values) not in (1, len(labels)):
+                    raise self.fail(
+                        f"figure.curves[{i}].{key}", f"must have one number, or {len(labels)} for its problems"
+                    )
+            if (one.component or 1) > (fewest := min(parts[label] for label in labels)):
+                raise self.fail(f"figure.curves[{i}].component", f"must be at most {fewest}")
 
     def _with_references(self, run: RunOptions, plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
         """Add to each problem its published values; warn of published values that fit no problem here."""

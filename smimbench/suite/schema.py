@@ -1,4 +1,4 @@
-"""All keys of a suite, by table (problem, grid, algorithms, run options, references): type, default, constraint, meaning.
+"""All keys of a suite, by table (problem, grid, algorithms, run options, references, figure): type, default, constraint, meaning.
 
 Reading, ``--set``, the key of a cell and the page docs/suite.md are derived from these tables. To add a run option, add a field
 to ``RunOptions``: give it a description, say with ``InKey`` whether it can change a result, and read it as ``cell.run.NAME``.
@@ -217,6 +217,61 @@ class Reference(Table):
     remark: str = Field(default="", description="What is known of the values, as why they are off.")
 
 
+class Correction(Table):
+    """One of ``corrections`` of a curve: where the published curve is known to be wrong."""
+
+    section: str = Field(description="Heading of docs/corrections.md that says why.")
+    above: Axis[float] = Field(
+        default=(-math.inf,),
+        description="It explains points from here on, one number or one for each problem; left out: all.",
+    )
+    below: Axis[float] = Field(default=(math.inf,), description="And points up to here.")
+
+
+class Curve(Table):
+    """``[[figure.curves]]``: a published curve, or one for each problem, and what it is compared with.
+
+    `{rho}` in `label` and `table` stands for that parameter of the problem.
+    """
+
+    label: str = Field(description="Name in figure and verdict.")
+    problems: ListOf[str] = Field(
+        default=(), description="Labels of the problems it is of, a curve for each; left out: all."
+    )
+    algorithm: str = Field(
+        default="", description="Label of the algorithm that was run; left out: Bayes-optimal theory."
+    )
+    metric: str = Field(
+        default="mse",
+        description="What is drawn; `threshold`: where `component` begins to be learned, over the parameter that differs "
+        "between the problems.",
+    )
+    component: int | None = Field(default=None, ge=1, description="Component of the signal, counted from 1.")
+    x_factor: Axis[float] = Field(
+        default=(1.0,), description="The figure's x over alpha, one number or one for each problem."
+    )
+    table: str = Field(description="File with the published numbers (CSV).")
+    columns: ListOf[str] = Field(
+        min_length=2, max_length=3, description="Its columns for x, y and, where there is one, the spread over runs."
+    )
+    band: float = Field(gt=0, description="How accurate the published numbers are.")
+    corrections: ListOf[Correction] = Field(default=(), description="Known mistakes: `section`, `above`, `below`.")
+
+
+class FigureTable(Table):
+    """``[figure]``: a figure of a paper, for ``smimbench reproduce``; each curve stands in ``[[figure.curves]]``."""
+
+    xlabel: str = Field(default="sample ratio α", description="Name of the horizontal axis.")
+    ylabel: str = Field(default="", description="Name of the vertical axis; default: the metric.")
+    xlim: ListOf[float] = Field(min_length=2, max_length=2, description="Ends of the horizontal axis.")
+    ylim: ListOf[float] = Field(min_length=2, max_length=2, description="Ends of the vertical axis.")
+    xlog: bool = Field(default=False, description="A logarithmic horizontal axis.")
+    ylog: bool = Field(default=False, description="A logarithmic vertical axis.")
+    source: str = Field(description="Where the published tables are.")
+    quick: ListOf[str] = Field(default=(), description="What `--quick` changes, as for `--set`.")
+    curves: ListOf[Curve] = Field(min_length=1, description="See `[[figure.curves]]`.")
+
+
 class RunOptions(Table):
     """``[run]``: how cells are run and what is reported."""
 
@@ -293,6 +348,7 @@ class Document(Table):
     grid: Grid = Field(default=Grid(), description="What the problems are run on.")
     algorithms: ListOf[AlgorithmTable] = Field(default=(), description="The algorithms.")
     run: RunOptions = Field(default=RunOptions(), description="How cells are run and what is reported.")
+    figure: FigureTable | None = Field(default=None, description="The published figure that this suite reproduces.")
 
 
 def table_at(location: Sequence[int | str]) -> type[Table]:

@@ -1,0 +1,174 @@
+"""``smimbench reproduce``: a figure of a paper, made again and compared with the published numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from smimbench.cli.options import JSON, NOT_OK, OK, RESULTS, Request, command, complain, flag, option
+from smimbench.cli.results import name_figures, save_charts
+from smimbench.cli.run import show_cost
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from smimbench.files import JsonObject
+    from smimbench.report.charts import Chart
+    from smimbench.report.figures import Line
+    from smimbench.report.published import Part
+    from smimbench.run.campaign import Campaign
+    from smimbench.suite.cells import Suite
+
+QUICK_POINTS = 8
+"""Published points of a curve of theory that ``--quick`` compares; doubled, it takes twice as long."""
+
+
+@command(
+    click.Argument(["name"], metavar="FIGURE", required=False, default=""),
+    flag("List the figures of both papers.", "--list", "listed"),
+    option(
+        "Folder with the tables that the papers' authors have released; smimbench does not ship them.",
+        "--published",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        metavar="FOLDER",
+    ),
+    flag("Smaller sizes, fewer seeds and points: minutes.", "--quick"),
+    flag("Estimate what its runs take; run nothing.", "--dry-run"),
+    option("Processes side by side [default: one per core].", "--workers", type=click.IntRange(1)),
+    RESULTS,
+    JSON,
+)
+def reproduce(
+    request: Request, listed: bool, published: Path | None, quick: bool, dry_run: bool, workers: int | None
+) -> int:
+    """Make a figure of the papers again, in their axes, and compare it with the published numbers.
+
+    Of every curve it says whether ours is inside the stated band around the published points, or why it is known not to be
+    (docs/corrections.md). The exit code is 1 where a curve is outside for no known reason.
+    """
+    from smimbench.report.published import EXPLAINED, INSIDE, compare, figure_list
+
+    if listed:
+        request.answer(figure_list(), _print_list)
+        return OK
+    request, suite = _asked(request, quick)
+    source = suite.figure.source if suite.figure else ""
+    campaign = _campaign(suite, request, workers, dry_run=dry_run)
+    if dry_run:
+        return show_cost(campaign, request) if campaign else OK
+    lines, chart = _solved(request, suite, campaign, published, workers or 1, QUICK_POINTS if quick else None)
+    found: JsonObject = {"figure": suite.name, "title": suite.title, "quick": quick, "source": source}
+    found["curves"] = [compare(*line) for line in lines] if published else []
+    paths = _draw(suite, request, chart)
+    request.answer(found | {"files": [str(path) for path in paths]}, _print_verdict)
+    if not published:
+        request.remark(
+            [f"not compared: the published tables are not part of smimbench; {source} has them (--published)"]
+        )
+    name_figures(() if request.as_json else paths)
+    return OK if all(one["verdict"] in (INSIDE, EXPLAINED) for one in found["curves"]) else NOT_OK
+
+
+def _asked(request: Request, quick: bool) -> tuple[Request, Suite]:
+    """The suite of a figure, and the request for it with what ``--quick`` changes."""
+    from smimbench.report.published import figure_list
+
+    for one in figure_list():
+        if one["name"] == request.name and "no_numbers" in one:
+            raise click.UsageError(f"{request.name} has no numbers to compare with: {one['no_numbers']}")
+    if not request.name:
+        raise click.UsageError("name a figure; 'smimbench reproduce --list' shows them")
+    suite = request.suite()
+    if suite.figure is None:
+        raise click.UsageError(f"{request.name} is no figure of a paper; 'smimbench reproduce --list' shows them")
+    if quick:
+        request = replace(request, overrides=(*suite.figure.quick, *request.overrides))
+        suite = request.suite()
+    return request, suite
+
+
+def _campaign(suite: Suite, request: Request, workers: int | None, *, dry_run: bool) -> Campaign | None:
+    from smimbench.run.campaign import plan_campaign
+
+    if not suite.algorithms:
+        request.remark(["theory alone: no runs"] if dry_run else [])
+        return None
+    return plan_campaign(suite, request.store(suite), workers=workers, isolated=True, dry_run=dry_run)
+
+
+def _solved(
+    request: Request, suite: Suite, campaign: Campaign | None, published: Path | None, workers: int, most: int | None
+) -> tuple[list[tuple[Part, Line, Line | None]], Chart]:
+    """Every line of a figure with its published points, once runs and theory are there, and the figure."""
+    from smimbench.cli.progress import run_progress, theory_progress
+    from smimbench.report.published import figure_chart, our_points, parts_of, published_points
+    from smimbench.report.results import Results
+    from smimbench.report.theory_document import kept_of, theory_document
+
+    assert suite.figure is not None
+    silent, parts, tables = request.quiet or request.as_json, parts_of(suite), []
+    alphas = {plan.label: {*plan.alphas} for plan in suite.plans}
+    for part in parts:
+        points = published_points(part, published, suite.figure.xlim, most) if published else None
+        if published and points is None:
+            request.remark([f"no table {part.table} in {published}: {part.label} is not compared"])
+        if points is not None and not part.is_threshold and not part.curve.algorithm:
+            alphas[part.plans[0].label] |= {*(points.alpha / part.factor).tolist()}
+        tables.append(points)
+    if campaign is not None:
+        with run_progress(campaign, silent=silent) as (on_record, on_look):
+            campaign.run(on_record, on_look)
+    cache = request.theory()
+    cache.predicts = any("generalization" in one.metric for one in suite.figure.curves)
+    plans = tuple(replace(plan, alphas=tuple(sorted(alphas[plan.label]))) for plan in suite.plans)
+    asked = replace(suite, plans=plans)
+    with theory_progress(silent=silent, kept=lambda: kept_of(asked, None, cache)) as on_stage:
+        for one in theory_document(asked, None, cache, on_stage, workers=workers):
+            if "unsolved" in one:
+                raise click.UsageError(f"{one['problem']['label']}: theory is not solved: {one['unsolved']}")
+    rows = Results(suite, request.store(suite), (), cache).rows if campaign else []
+    ours = [our_points(part, cache, rows, sorted(alphas[part.plans[0].label])) for part in parts]
+    lines = list(zip(parts, ours, tables))
+    return lines, figure_chart(suite, cache, rows, lines)
+
+
+def _draw(suite: Suite, request: Request, chart: Chart) -> list[Path]:
+    from smimbench.run.store import settings_folder
+
+    try:
+        return save_charts([chart], settings_folder(suite, request.store(suite)) / "figures")
+    except ImportError:
+        complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
+        return []
+
+
+def _print_list(console: Console, figures: list[JsonObject]) -> None:
+    from smimbench.report.columns import Column, make_table
+
+    columns = [
+        Column("figure", fields="name", words=True),
+        Column("what it shows", fields="title", words=True),
+        Column("takes", lambda r: "has no numbers" if "no_numbers" in r else r["duration"], words=True),
+    ]
+    console.print(make_table("figures of arXiv:2502.00901 and arXiv:2506.01582", columns, figures))
+
+
+def _print_verdict(console: Console, found: JsonObject) -> None:
+    from smimbench.report.columns import Column, make_table, number
+
+    console.print(found["title"], style="bold", soft_wrap=True)
+    columns = [
+        Column("curve", fields="curve", words=True),
+        Column("outside", lambda r: f"{r['outside']} of {r['points']}" if r["points"] else ""),
+        Column("verdict", fields="verdict", words=True),
+        Column("largest deviation", lambda off: "" if off is None else f"{off:+.4f}", fields="deviation"),
+        Column("allowed", number, fields="allowed"),
+        Column("at", number, fields="at"),
+    ]
+    if found["curves"]:
+        console.print(make_table("ours - published", columns, found["curves"]), crop=False)
+    for section in dict.fromkeys(section for one in found["curves"] for section in one["corrections"]):
+        console.print(f"known correction: docs/corrections.md, {section}", soft_wrap=True)

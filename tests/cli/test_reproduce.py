@@ -1,0 +1,216 @@
+"""``smimbench reproduce``: figures of the papers, compared with tables that are made here from closed forms."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from smimbench import load_suite
+from smimbench.report.published import figure_list
+from smimbench.suite import SuiteError
+from smimbench.suite.reader import shipped_figures
+from tests.helpers import LINE, ROOT, call
+
+SECTIONS = re.findall("^## (.+)$", (ROOT / "docs" / "corrections.md").read_text(), re.MULTILINE)
+ABOUT = """
+[suite]
+title = "Errors of a linear map"
+[grid]
+alpha     = [0.2, 0.6, 1.0]
+dimension = [40]
+seeds     = 6
+{more}
+[figure]
+xlabel = "2 N / D"
+xlim   = [0.1, 2.5]
+ylim   = [0.0, 1.0]
+source = "nowhere"
+quick  = ["grid.seeds=2"]
+"""
+CURVE = """
+[[figure.curves]]
+label    = "{label}"
+table    = "line.csv"
+columns  = ["alpha", "error", "spread"]
+x_factor = 2
+band     = 0.001
+{more}
+"""
+GAMP = '[[algorithms]]\nname = "gamp"'
+
+
+def errors(alpha, noise=0.2, tokens=2):
+    """The Bayes-optimal error of a linear map with a Gaussian signal."""
+    b = alpha * tokens + noise - 1
+    return (np.sqrt(b * b + 4 * noise) - b) / 2
+
+
+def write(tmp_path, values, *, spread=0.0, runs=False, more=""):
+    """A figure with one curve, and a published table of these values at its sample ratios."""
+    head = ABOUT.format(more=GAMP if runs else "")
+    kind = 'algorithm = "gamp"\n' if runs else ""
+    path = tmp_path / "figure-of-a-line.toml"
+    path.write_text(f"[problem]\n{LINE}\n{head}{CURVE.format(label='noise {noise}', more=kind + more)}")
+    lines = [f"{alpha},{value},{spread}" for alpha, value in zip((0.2, 0.6, 1.0), values)]
+    (tmp_path / "tables" / "deeper").mkdir(parents=True)
+    (tmp_path / "tables" / "deeper" / "line.csv").write_text("\n".join(["alpha,error,spread", *lines]) + "\n")
+    return path
+
+
+def reproduce(capsys, tmp_path, path, *options):
+    results = tmp_path / "results"
+    code, out, err = call(
+        capsys, "reproduce", path, "--results", results, "--published", tmp_path / "tables", "--json", *options
+    )
+    return code, json.loads(out) if out else out, err
+
+
+def test_every_figure_on_disk_is_listed_and_sound(capsys):
+    code, out, _ = call(capsys, "reproduce", "--list", "--json")
+    files = {path.stem for path in (ROOT / "suites" / "papers").glob("*.toml")}
+    listed = {one["name"]: one for one in json.loads(out)}
+    assert code == 0
+    assert set(listed) == files == set(shipped_figures())
+    for name, one in listed.items():
+        assert re.fullmatch(r"(2502\.00901|2506\.01582)-(fig|table)\d[-\w]*", name)
+        if "no_numbers" in one:
+            code, _, err = call(capsys, "reproduce", name)
+            assert (code, one["no_numbers"] in err) == (2, True)
+            continue
+        suite = load_suite(name)
+        load_suite(name, suite.figure.quick)
+        assert suite.title == one["title"] != name
+        assert one["duration"]
+        assert name.partition("-")[0] in suite.reference
+        assert all(correction.section in SECTIONS for curve in suite.figure.curves for correction in curve.corrections)
+
+
+def test_the_list_is_a_table(capsys):
+    code, out, _ = call(capsys, "reproduce", "--list")
+    assert code == 0
+    assert all(one["name"] in out for one in figure_list())
+
+
+def test_a_curve_of_theory_is_inside(capsys, tmp_path):
+    path = write(tmp_path, errors(np.array([0.2, 0.6, 1.0])))
+    code, found, err = reproduce(capsys, tmp_path, path)
+    (curve,) = found["curves"]
+    assert (code, err) == (0, "")
+    assert (curve["curve"], curve["verdict"], curve["points"], curve["outside"]) == ("noise 0.2", "inside", 3, 0)
+    assert abs(curve["deviation"]) < 1e-6
+    assert {file.rpartition(".")[2] for file in found["files"]} == {"png", "svg", "pdf", "csv"}
+
+
+def test_a_curve_is_outside_where_one_point_is(capsys, tmp_path):
+    values = errors(np.array([0.2, 0.6, 1.0])) - [0, 0.004, 0]
+    code, found, _ = reproduce(capsys, tmp_path, write(tmp_path, values))
+    (curve,) = found["curves"]
+    assert (code, curve["verdict"], curve["outside"], curve["corrections"]) == (1, "outside", 1, [])
+    assert curve["deviation"] == pytest.approx(0.004, abs=1e-6)
+    assert curve["at"] == pytest.approx(1.2)
+    assert curve["allowed"] == pytest.approx(0.001, abs=1e-6)
+
+
+@pytest.mark.parametrize(("ends", "code"), [("above = 1.1, below = 1.3", 0), ("above = 1.3", 1), ("below = 1.1", 1)])
+def test_a_correction_explains_the_points_in_its_range(capsys, tmp_path, ends, code):
+    values = errors(np.array([0.2, 0.6, 1.0])) - [0, 0.004, 0]
+    path = write(tmp_path, values, more=f'corrections = [{{ section = "{SECTIONS[0]}", {ends} }}]')
+    found = reproduce(capsys, tmp_path, path)
+    (curve,) = found[1]["curves"]
+    assert (found[0], curve["verdict"]) == (code, "outside" if code else "known correction")
+    assert curve["corrections"] == ([] if code else [SECTIONS[0]])
+    options = ("--published", tmp_path / "tables", "--results", tmp_path / "results")
+    assert (f"docs/corrections.md, {SECTIONS[0]}" in call(capsys, "reproduce", path, *options)[1]) == (not code)
+
+
+def test_runs_are_compared_within_their_scatter(capsys, tmp_path):
+    path = write(tmp_path, errors(np.array([0.2, 0.6, 1.0])), spread=0.05, runs=True)
+    code, found, err = reproduce(capsys, tmp_path, path, "--workers", "1")
+    (curve,) = found["curves"]
+    assert (code, err) == (0, "")
+    assert (curve["verdict"], curve["points"]) == ("inside", 3)
+    assert curve["allowed"] > 0.051
+    assert curve["deviation"] != 0
+    count = len(list((tmp_path / "results" / path.stem).glob("*.json")))
+    quick = reproduce(capsys, tmp_path, path, "--quick", "--workers", "1")[1]  # cells that are there already
+    assert (quick["quick"], quick["curves"][0]["points"]) == (True, 3)
+    assert len(list((tmp_path / "results" / path.stem).glob("*.json"))) == count
+
+
+def test_runs_that_are_far_off_are_outside(capsys, tmp_path):
+    path = write(tmp_path, errors(np.array([0.2, 0.6, 1.0])) / 3, runs=True)
+    code, found, _ = reproduce(capsys, tmp_path, path, "--quick", "--workers", "1")
+    assert (code, found["curves"][0]["verdict"]) == (1, "outside")
+
+
+def test_thresholds_against_the_parameter_that_differs(capsys, tmp_path):
+    """One layer of attention is weakly recovered from 1 / (M (M + 1)) on."""
+    path = tmp_path / "thresholds.toml"
+    problem = LINE.replace('"linear", noise = 0.2', '"softmax"').replace("tokens = 2", "tokens = [2, 3, 4]")
+    head = ABOUT.format(more="").replace("[0.1, 2.5]", "[0.0, 5.0]")
+    curve = CURVE.format(label="first", more='metric = "threshold"').replace("x_factor = 2\n", "")
+    path.write_text(f"[problem]\n{problem}\n{head}{curve.replace('alpha', 'tokens')}")
+    (tmp_path / "tables").mkdir()
+    lines = [f"{m},{1 / (m * (m + 1))},0" for m in (2, 3, 4)]
+    (tmp_path / "tables" / "line.csv").write_text("\n".join(["tokens,error,spread", *lines]))
+    code, found, _ = reproduce(capsys, tmp_path, path)
+    assert (code, found["curves"][0]["verdict"], found["curves"][0]["points"]) == (0, "inside", 3)
+
+
+def test_without_published_tables_it_says_where_they_are(capsys, tmp_path):
+    path = write(tmp_path, [1, 1, 1])
+    code, out, err = call(capsys, "reproduce", path, "--results", tmp_path / "results")
+    assert (code, "nowhere has them" in err, "figure.png" in out) == (0, True, True)
+    rows = (tmp_path / "results" / path.stem / "figures" / "figure.csv").read_text()
+    assert "published" not in rows
+
+
+def test_a_table_that_is_missing_is_not_agreement(capsys, tmp_path):
+    path = write(tmp_path, [1, 1, 1])
+    (tmp_path / "tables" / "deeper" / "line.csv").unlink()
+    code, found, err = reproduce(capsys, tmp_path, path)
+    assert (code, found["curves"][0]["verdict"]) == (1, "not compared")
+    assert "no table line.csv" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("alpha,value\n1,2\n", "no column 'error'"), ("alpha,error,spread\n1,x,0\n", "no table of numbers")],
+)
+def test_a_bad_table_is_one_line(capsys, tmp_path, text, said):
+    path = write(tmp_path, [1, 1, 1])
+    (tmp_path / "tables" / "deeper" / "line.csv").write_text(text)
+    code, _, err = reproduce(capsys, tmp_path, path)
+    assert (code, said in err, err.count("\n")) == (2, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("", "--list"), ("quickstart", "no figure of a paper"), ("2502", "no such")]
+)
+def test_what_is_no_figure_is_refused(capsys, name, said):
+    code, _, err = call(capsys, "reproduce", *([name] if name else []))
+    assert (code, said in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('problems = ["lin"]', "did you mean 'line'"),
+        ('algorithm = "gamp"', "figure.curves[0].algorithm: there is no 'gamp'"),
+        ('metric = "mes"', "figure.curves[0].metric"),
+        ("component = 2", "component: must be at most 1"),
+        ('corrections = [{ section = "a", above = [1.0, 2.0] }]', "corrections: must have one number, or 1"),
+        ("bnd = 1", "did you mean 'band'"),
+    ],
+)
+def test_mistakes_in_a_figure_are_named(tmp_path, more, said):
+    with pytest.raises(SuiteError, match=re.escape(said)):
+        load_suite(write(tmp_path, [1, 1, 1], more=more))
+
+
+def test_the_cost_is_estimated_without_running(capsys, tmp_path):
+    path = write(tmp_path, [1, 1, 1], runs=True)
+    code, out, _ = call(capsys, "reproduce", path, "--dry-run", "--results", tmp_path / "results")
+    assert (code, "18 cells" in out) == (0, True)
+    assert not (tmp_path / "results").exists()
