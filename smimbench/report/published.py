@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = "inside", "known correction", "outside", "not compared"
 SAME_POINT = 0.01
 """Relative distance up to which a run counts as at a published point; doubled, steep curves are off by more than their band."""
+CROSSES = 24
+"""Published points of a line that are drawn at the most; doubled, they hide the line."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ def parts_of(suite: Suite) -> list[Part]:
     for curve in suite.figure.curves:
         own = [plans[label] for label in curve.problems or plans]
         if curve.metric == "threshold":
-            own, known = [plan for plan in own if plan in chosen], _corrections(curve, 0)
-            found.append(Part(curve.label, curve, own, curve.table, corrections=known))
+            if own := [plan for plan in own if plan in chosen]:
+                found.append(Part(curve.label, curve, own, curve.table, corrections=_corrections(curve, 0)))
             continue
         for i, plan in enumerate(own):
             label, table = curve.label, curve.table
@@ -173,7 +175,9 @@ def figure_chart(
     """The figure in the paper's axes: theory as lines, runs as marks, published points as crosses in the same color."""
     about = suite.figure
     assert about is not None
-    look, series = looks_of(suite, rows), []
+    look = looks_of(suite, rows)
+    series: list[Series] = []
+    crosses: list[Series] = []
     colors: dict[Any, str] = {}
     for part, ours, published in lines:
         curve, plan = part.curve, part.plans[0]
@@ -190,14 +194,13 @@ def figure_chart(
                 line = drawn["Bayes-optimal"]._replace(alpha=drawn["Bayes-optimal"].alpha * part.factor)
             series.append(theory_series(line, part.label, color, "-", place))
         if published is not None:
+            shown = Line(*(column[:: 1 + len(column) // CROSSES] for column in published))
             style = {"marker": "x", "s": 14, "linewidths": 0.8, "zorder": 4}
             where = {"what": "published", "curve": part.label}
-            series.append(Series("published", published._asdict(), where, "marks", color, style))
+            crosses.append(Series("published", shown._asdict(), where, "marks", color, style))
     first = about.curves[0].metric
     ylabel = about.ylabel or ("sample ratio α" if first == "threshold" else find_metric(first).label)
-    panel = Panel(
-        suite.title, about.xlabel, ylabel, series, xlog=about.xlog, ylog=about.ylog, limits=(about.xlim, about.ylim)
-    )
-    compared = any(published is not None for *_, published in lines)
-    note = f"Crosses: published, {about.source}." if compared else ""
-    return Chart("figure", suite.title, [panel], note, f"{ylabel} against {about.xlabel}, after {suite.reference}.")
+    panel = Panel(suite.title, about.xlabel, ylabel, [*series, *crosses], limits=(about.xlim, about.ylim))
+    panel.xlog, panel.ylog = about.xlog, about.ylog
+    key = f"{ylabel} against {about.xlabel}, after {suite.reference}; crosses: {about.source}."
+    return Chart("figure", suite.title, [panel], key=key)

@@ -1,0 +1,122 @@
+"""Make the page docs/reproduce.md: ``python docs/reproduce.py PUBLISHED [--quick] [FIGURE ...]``.
+
+Each figure is made by ``smimbench reproduce``, compared with the tables in the folder PUBLISHED, and drawn again without them:
+what is kept, under docs/reproduce, is our picture and the verdicts. Cells and theory lie in results/papers, which is not under
+version control.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+FOLDER, WORK = HERE / "reproduce", HERE.parent / "results" / "papers"
+TAG, ROUND = re.compile(r"<[^>]+>"), re.compile(r"(\.\d)\d+")
+RANKS = ("inside", "known correction", "not compared", "outside")
+HEAD = """# Figures of the papers, made again
+
+<!-- Written by `python docs/reproduce.py PUBLISHED`; change it there. -->
+
+`smimbench reproduce --list` shows all figures of arXiv:2502.00901 and arXiv:2506.01582 for which numbers were released.
+`smimbench reproduce FIGURE --published FOLDER` makes one again, in the paper's axes, and compares it with the authors'
+tables, which are not part of smimbench: each figure names the repository that has them. No table of numbers was released with
+either paper. Figures are numbered as in the authors' plotting scripts; that the horizontal axes of 2506.01582-fig1 are
+logarithmic is our choice.
+
+A point is inside if ours and the published one differ by less than the stated band of the curve, plus the published spread
+over runs, plus twice our own error. One outside is explained where [corrections](corrections.md) says why the published value
+is wrong. `--quick` takes fewer seeds and points and smaller sizes; runs at another size than the paper's are off by their
+finite size, too.
+
+"""
+
+
+def smimbench(*words: str) -> Any:
+    """JSON of a command; a figure that is outside is a result, too."""
+    command = [sys.executable, "-m", "smimbench", *words, "--json", "--quiet"]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def make(name: str, published: str, quick: bool) -> None:
+    """Make a figure, keep its verdicts and our picture. The CPU time kept is that of the first time, with nothing stored."""
+    file = FOLDER / f"{name}.json"
+    words = ["reproduce", name, "--results", str(WORK), "--workers", "1", *(["--quick"] if quick else [])]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = smimbench(*words, "--published", published)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    drawn = smimbench(*words)
+    found["seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    if known.get("quick") == quick:
+        found["seconds"] = max(found["seconds"], known["seconds"])
+    if quick:
+        full = smimbench("reproduce", name, "--results", str(WORK), "--workers", "1", "--dry-run")
+        found["full_seconds"] = full["seconds"]
+    del found["files"]
+    FOLDER.mkdir(exist_ok=True)
+    (picture,) = (Path(one) for one in drawn["files"] if one.endswith(".svg"))
+    svg = TAG.sub(lambda tag: ROUND.sub(r"\1", tag[0]), picture.read_text(encoding="utf-8"))
+    (FOLDER / f"{name}.svg").write_text(svg, encoding="utf-8")
+    file.write_text(json.dumps(found | {"date": time.strftime("%Y-%m-%d")}, indent=1) + "\n")
+
+
+def clock(seconds: float) -> str:
+    """A duration in words."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def page() -> str:
+    """The page, of all figures that have been made."""
+    found = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
+    lines = ["| figure | size | curves | largest deviation | CPU time | in full |", "|---|---|---|---|---|---|"]
+    parts = []
+    for one in found:
+        name, curves = one["figure"], one["curves"]
+        worst = max(curves, key=lambda curve: (RANKS.index(curve["verdict"]), abs(curve.get("deviation") or 0.0)))
+        counts = [(sum(curve["verdict"] == rank for curve in curves), rank) for rank in RANKS]
+        where = f"{worst['deviation']:+.4f} ({worst['curve']}, at {worst['at']:.4g}; allowed {worst['allowed']:.4f})"
+        said = ", ".join(f"{count} {rank}" for count, rank in counts if count)
+        cells = [
+            f"[{name}](#{name.replace('.', '')})",
+            "quick" if one["quick"] else "full",
+            said,
+            where,
+            clock(one["seconds"]),
+        ]
+        cells.append(f"not run; estimate {clock(one['full_seconds'])} of one core" if "full_seconds" in one else "run")
+        lines.append("| " + " | ".join(cells) + " |")
+        sections = dict.fromkeys(section for curve in curves for section in curve["corrections"])
+        parts.append(f"## {name}\n\n{one['title']}.\n\n![{name}](reproduce/{name}.svg)\n")
+        parts += [f"Known correction: [{section}](corrections.md).\n" for section in sections]
+        table = [
+            "| curve | points | outside | verdict | largest deviation | allowed | at |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for curve in curves:
+            numbers = [f"{curve[key]:.4g}" if key in curve else "" for key in ("deviation", "allowed", "at")]
+            cells = [curve["curve"], str(curve["points"]), str(curve.get("outside", "")), curve["verdict"], *numbers]
+            table.append("| " + " | ".join(cells) + " |")
+        parts.append("\n".join(table) + "\n")
+        parts.append(f"`smimbench reproduce {name}{' --quick' * one['quick']}`, {one['date']}.\n")
+    return HEAD + "\n".join(lines) + "\n\n" + "\n".join(parts)
+
+
+if __name__ == "__main__":
+    published, *names = (word for word in sys.argv[1:] if word != "--quick")
+    for one in names:
+        make(one, published, "--quick" in sys.argv)
+        print(one, flush=True)  # noqa: T201
+    (HERE / "reproduce.md").write_text(page(), encoding="utf-8")
