@@ -142,7 +142,7 @@ def test_runs_that_escape_from_nothing_follow_the_draws():
 
 def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     """One softmax layer from an overlap of 0.3, large batches: within 4% from the start until 99% of the error is gone."""
-    accuracy(monkeypatch, draws=(64, 64))
+    accuracy(monkeypatch, draws=(16, 16))
     D, steps, curves, starts = 200, 30, [], []
     algorithm = Sgd(learning_rate=0.2, batch=1200, steps=steps, online=True, loss="squared")
     for run in range(4):

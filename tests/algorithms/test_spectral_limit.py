@@ -386,7 +386,7 @@ def test_correlated_components_of_any_length_land_on_theory(kind):
     errors, cosines = [], []
     rng = np.random.default_rng(41)
     for _ in range(6):
-        D, n = 500, 1500
+        D, n = 250, 750
         signal = problem.prior.sample(rng, 2, D)
         X = rng.standard_normal((n, 2, D))
         y = problem.channel.forward(problem.model.forward(X, signal), rng=rng)

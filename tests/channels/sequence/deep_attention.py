@@ -7,12 +7,13 @@ import numpy as np
 
 def product(w, skip):
     """B, the product of the attention matrices of the layers ``w`` (n, K, M)."""
-    B = np.broadcast_to(np.eye(w.shape[-1]), (len(w), w.shape[-1], w.shape[-1]))
+    identity = np.eye(w.shape[-1])
+    B = np.broadcast_to(identity, (len(w), *identity.shape))
     for layer in range(w.shape[1]):
-        h = np.einsum("nij,nj->ni", B, w[:, layer])
-        logits = h[:, :, None] * h[:, None, :]
+        h = B @ w[:, layer, :, None]
+        logits = h * np.swapaxes(h, 1, 2)
         weights = np.exp(logits - logits.max(-1, keepdims=True))
-        B = (weights / weights.sum(-1, keepdims=True) + skip * np.eye(w.shape[-1])) @ B
+        B = (weights / weights.sum(-1, keepdims=True) + skip * identity) @ B
     return B
 
 

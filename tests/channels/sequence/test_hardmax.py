@@ -219,7 +219,7 @@ def exact(s):
 def test_against_a_plain_grid():
     s = 0.6
     width = math.sqrt(1 - s * s) / s
-    channel, side = SequenceHardmax(tokens=2), np.linspace(-9, 9, 109)
+    channel, side = SequenceHardmax(tokens=2), np.linspace(-9, 9, 73)
     a = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1).reshape(-1, 1, 2)
     density = np.exp(-(a**2).sum((1, 2)) / (2 * width**2)) / (2 * math.pi * width**2) * (side[1] - side[0]) ** 2
     total = 0.0

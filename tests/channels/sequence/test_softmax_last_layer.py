@@ -153,10 +153,8 @@ def importance(q, skip, n, points, seed):
         for _ in range(2):
             draws = omega[:-1] + np.sqrt(v[:-1])[:, None] * rng.standard_normal((points, layers - 1, 2))
             B = product(draws, skip)
-            last = np.linalg.inv(B) @ u
-            plus, minus = (
-                np.exp(-((s * last - omega[-1]) ** 2).sum(-1) / (2 * v[-1])) / np.linalg.det(B) for s in (1, -1)
-            )
+            last, determinant = np.linalg.inv(B) @ u, np.linalg.det(B)
+            plus, minus = (np.exp(-((s * last - omega[-1]) ** 2).sum(-1) / (2 * v[-1])) / determinant for s in (1, -1))
             total = (plus + minus).sum()
             even = (plus + minus) / total
             mean = np.append(np.einsum("n,nli->li", even, draws), [((plus - minus) @ last) / total], axis=0)

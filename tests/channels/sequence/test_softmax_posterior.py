@@ -46,7 +46,7 @@ def test_quadrature_against_brute_force(rng, skip, variances, correlation):
     scale = np.repeat(np.sqrt(variances), 2)
     spread = 0.0
     for n, u in enumerate(outputs(z, skip)):
-        points = grid(omega[n], V, 700, 7.0) if skip else log_grid(omega[n], V, 400, 7.0)
+        points = grid(omega[n], V, 300, 7.0) if skip else log_grid(omega[n], V, 250, 7.0)
         expected, mean, second = brute_force(u, omega[n], V, skip, points)
         assert log_partition[n] == pytest.approx(expected, abs=2e-5)
         np.testing.assert_allclose((result.mean[n] - mean).ravel() / scale, 0.0, atol=2e-5)
@@ -219,7 +219,7 @@ def test_labels_far_from_the_expected(rng, layers, distance):
     if distance == 8.0:
         assert result.error < 1e-4
         for n, u in enumerate(outputs(z[:3], 1.0)):
-            _, mean, _ = brute_force(u, omega[n], V, 1.0, grid(omega[n], V, 1000, 12.0))
+            _, mean, _ = brute_force(u, omega[n], V, 1.0, grid(omega[n], V, 400, 12.0))
             np.testing.assert_allclose(result.mean[n], mean, atol=1e-3 * np.sqrt(v))
     # The mean explains the label much better than omega does, up to the sign of u.
     found, start, truth = (outputs(s, 1.0) for s in (result.mean, omega, z))
@@ -237,7 +237,7 @@ def test_saturated_labels(rng):
     assert np.exp(y).max() == 1.0
     result = channel.posterior(y, omega, V)
     for n, u in enumerate(outputs(z, 6.0)):
-        _, mean, _ = brute_force(u, omega[n], V, 6.0, grid(omega[n], V, 700, 7.0))
+        _, mean, _ = brute_force(u, omega[n], V, 6.0, grid(omega[n], V, 300, 7.0))
         np.testing.assert_allclose(result.mean[n], mean, atol=2e-4)
 
 
