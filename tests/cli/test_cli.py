@@ -16,7 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ATTENTION, CHANNEL, ROOT, SUITE, call, call_outside, command, environment, write_suite
+from tests.helpers import (
+    ATTENTION,
+    CHANNEL,
+    ROOT,
+    SUITE,
+    call,
+    call_outside,
+    command,
+    ends_with,
+    environment,
+    write_suite,
+)
 
 TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
 
@@ -135,16 +146,30 @@ def test_rows_keep_their_published_names_and_meaning(ran, capsys):
         assert row["theory"] == pytest.approx(v if row["metric"] == "mse" else 1 - v, abs=1e-9)
 
 
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory):
+    """Words for a suite of troublesome algorithms that was run once; ``only`` takes some of them."""
+    folder = tmp_path_factory.mktemp("troubled")
+    suite = with_algorithm(folder, "gamp", "raiser", "diverger", "choosy", "talker")
+    words = [suite, "--results", folder / "r", "--plugins", TROUBLE]
+    assert ends_with("run", *words, "--workers", "1", "--no-figure", "--quiet") == 1
+
+    def only(*names):
+        return [*words, *(word for name in names for word in ("--only", f"algorithm={name}"))]
+
+    return only
+
+
 @pytest.mark.parametrize(
     ("algorithm", "status", "code"),
     [("raiser", "failed", 1), ("diverger", "diverged", 1), ("choosy", "skipped", 0), ("talker", "ok", 0)],
 )
-def test_the_exit_code_tells_and_nothing_is_dropped(tmp_path, capsys, algorithm, status, code):
-    suite = with_algorithm(tmp_path, "gamp", algorithm)
-    arguments = [suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
+def test_the_exit_code_tells_and_nothing_is_dropped(troubled, capsys, algorithm, status, code):
+    words = troubled("gamp", algorithm)
+    arguments = [*words, "--workers", "1", "--no-figure"]
     found, out, err = call(capsys, "run", *arguments)
     assert found == code, err
-    assert call(capsys, "show", *arguments[:5])[1].count(algorithm) >= 4
+    assert call(capsys, "show", *words)[1].count(algorithm) >= 4
     if status == "ok":
         assert "cells: 8 ok" in out
         assert "talker: note: by info" in out
@@ -166,32 +191,28 @@ def test_the_exit_code_tells_and_nothing_is_dropped(tmp_path, capsys, algorithm,
             assert row["time_to_theory"]["0.05"]["seconds"] is None
 
 
-def test_a_run_of_nothing_is_no_success(tmp_path, capsys):
+def test_a_run_of_nothing_is_no_success(troubled, capsys):
     """Cells that an algorithm refuses are no failure if others ran, but where it refuses all nothing has been measured."""
-    suite = with_algorithm(tmp_path, "choosy")
-    arguments = [suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
-    found, out, _ = call(capsys, "run", *arguments)
+    found, out, _ = call(capsys, "run", *troubled("choosy"), "--workers", "1", "--no-figure")
     assert "cells: 4 skipped" in out
     assert found == 1
 
 
-def test_cells_of_a_status_can_be_run_again(tmp_path, capsys):
-    suite = with_algorithm(tmp_path, "raiser", "quiet")
-    arguments = ["run", suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
-    assert call(capsys, *arguments)[0] == 1
-    _, _, err = call(capsys, *arguments, "--retry", "failed")
+def test_cells_of_a_status_can_be_run_again(troubled, capsys):
+    words = troubled("raiser", "talker")
+    _, _, err = call(capsys, "run", *words, "--workers", "1", "--no-figure", "--retry", "failed")
     assert "running 4 cells" in err
-    assert len(list((tmp_path / "r" / "small" / "set-aside").glob("*.json"))) == 4
+    assert len(list((words[2] / "small" / "set-aside").glob("*.json"))) == 4
 
 
 def test_timing_mode_is_serial_and_trusted(tmp_path, capsys):
-    suite = write_suite(tmp_path, SUITE)
+    suite = write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.5]"))
     arguments = ["run", suite, "--results", tmp_path / "r", "--no-figure"]
     plain = one_document(call(capsys, *arguments, "--json", "--workers", "1")[1])
     assert not any(row["trusted"] for row in plain["rows"])
     code, out, err = call(capsys, *arguments, "--timing", "--workers", "2")
     assert code == 0
-    assert "running 8 cells, 1 at a time" in err
+    assert "running 4 cells, 1 at a time" in err
     assert "untrusted" not in out
     timed = one_document(call(capsys, *arguments, "--json", "--timing")[1])
     assert all(row["trusted"] for row in timed["rows"])

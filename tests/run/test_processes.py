@@ -110,7 +110,7 @@ def test_what_a_plugin_prints_is_kept_and_disturbs_nobody(tmp_path):
 def test_a_dry_run_tries_plugins_where_they_can_be_ended(tmp_path, registry, monkeypatch):
     from smimbench.run import cost
 
-    monkeypatch.setattr(cost, "LONGEST_TRIAL", 1.0)
+    monkeypatch.setattr(cost, "LONGEST_TRIAL", 0.3)
     cells = cells_of(tmp_path, registry, "endless", "exiter")
     begin = time.monotonic()
     found = cost.estimate_cost(cells, 1)

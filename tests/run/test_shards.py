@@ -132,7 +132,7 @@ def test_a_claim_is_one_runs_until_it_is_stale(tmp_path):
 
 def test_a_budget_that_is_spent_has_an_exit_code_of_its_own(tmp_path, capsys):
     suite = write_suite(tmp_path, TEXT.replace("steps = 200", "steps = 100000000"))
-    words = ("run", suite, "--results", tmp_path / "r", "--budget", "3s", "--workers", "1", "--no-figure")
+    words = ("run", suite, "--results", tmp_path / "r", "--budget", "1s", "--workers", "1", "--no-figure")
     code, _, err = call(capsys, *words, "--only", "algorithm=adam", "--shard", "1/2")
     assert code == 75
     assert "the budget is spent" in err

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from smimbench.testing import GENERAL, CheckError, CheckFailed, CheckSkipped, all_checks, bound_checks, check, core
+from smimbench.theory import consistency
 from tests.helpers import CHANNEL, ROOT, call, command, environment
 
 MOMENT = "m[:, :, :, None, None] * m[:, None, None, :, :]"
@@ -112,7 +113,8 @@ def test_json_and_parameters(capsys, drop_in):
     }  # fmt: skip
 
 
-def test_outcomes_repeat(capsys):
+def test_outcomes_repeat(capsys, monkeypatch):
+    monkeypatch.setattr(consistency._ChannelTest, "seconds", 0.1)
     found = [call(capsys, "check", "linear", "--seed", "3", "--only", "nishimori", "--json") for _ in range(2)]
     documents = [json.loads(out) for _, out, _ in found]
     for document in documents:

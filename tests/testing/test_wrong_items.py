@@ -300,7 +300,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (WorkedOver(wrong="global generator"), {"determinism": "forward: labels draws from NumPy's global generator"}, ()),
     (WorkedOver(wrong="writes"), {"purity": "forward: labels writes into its arguments"}, ()),
     (WorkedOver(wrong="wide"), {"dtypes": "forward: labels must be float32 like its inputs, got float64", "namespace": ""}, ()),
-    (WorkedOver(), {"bad_parameters": "noise = -1 is accepted"}, ("nishimori",)),
+    (WorkedOver(), {"bad_parameters": "noise = -1 is accepted"}, ("likelihood",)),
     # priors
     (
         spoiled(Gaussian(), denoise=lambda d, *_: Denoised(1.05 * d.estimate, d.V)),
