@@ -269,7 +269,8 @@ def _remarks(console: Console, document: JsonObject, request: Request) -> list[s
     if again := sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")}):
         retry = " ".join(f"--retry {name}" for name in again)
         last.append(f"once that is fixed: smimbench run {request.name} {retry}")
-    if restarts := sum({place(row): row["restarts"] for row in rows}.values()):
+    ran = (row for row in rows if "best_of" not in row["identity"]["algorithm"])  # its runs are those of other rows
+    if restarts := sum({place(row): row["restarts"] for row in ran}.values()):
         last.append(f"{restarts} runs were restarted once, more cautiously")
     others = other_version_lines(document["other_versions"])
     about = [

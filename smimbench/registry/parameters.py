@@ -101,6 +101,18 @@ def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], JsonObject, Any]:
     return tuple(accepted), hints, pydantic.create_model(cls.__name__, __config__=config, **fields)
 
 
+def takes_lists(cls: Any, kind: str, name: str) -> bool:
+    """Whether a list can be the value of a parameter, by its annotation, or its default; True where neither says."""
+    field = _schema(cls, kind)[2].model_fields.get(name)
+    if field is None:  # an unknown key
+        return True
+    hint = field.annotation
+    if hint is Any and field.default is not None and not field.is_required():
+        hint = type(field.default)
+    kinds = (hint, *typing.get_args(hint))
+    return Any in kinds or any((typing.get_origin(one) or one) in (tuple, list) for one in kinds)
+
+
 def parameters_of(kind: str, item: Any) -> JsonObject:
     """Parameters of an item with defaults, as plain JSON values; parameters set by the engine are left out."""
     names = [n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())]

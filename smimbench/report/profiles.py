@@ -10,10 +10,11 @@ import numpy as np
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.labels import grouped
 from smimbench.report.optimum import limit_of
-from smimbench.report.rows import LOST, bayes_point, used_fresh
+from smimbench.report.rows import bayes_point, used_fresh
 from smimbench.report.statistics import EPSILONS, instance_of, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
 from smimbench.report.verdict import errors, on_their_data
+from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE
 
 if TYPE_CHECKING:

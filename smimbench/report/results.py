@@ -6,6 +6,7 @@ from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from smimbench.report.best_of import best_of
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.rows import Rows, error_rows, find_optima, paired, scored_rows
 from smimbench.report.verdict import summary, verdicts
@@ -50,7 +51,8 @@ class Results:
     @cached_property
     def rows(self) -> list[JsonObject]:
         """Rows of the error table."""
-        return Rows([*error_rows(self.pairs, self.suite, self.store, self.cache, lambda: self.optima), *self.scored])
+        pairs = [*self.pairs, *best_of(self.pairs, self.suite.run.target)]
+        return Rows([*error_rows(pairs, self.suite, self.store, self.cache, lambda: self.optima), *self.scored])
 
     @cached_property
     def scored(self) -> list[JsonObject]:

@@ -16,6 +16,7 @@ from smimbench.problem.problem import ProblemError
 from smimbench.registry.adapters import sizes
 from smimbench.registry.metrics import find_metric, metrics_of_accounts, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError
+from smimbench.report.best_of import NO_THEORY, Pair
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
 from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
 from smimbench.report.statistics import (
@@ -29,6 +30,7 @@ from smimbench.report.statistics import (
     still_moving,
     values_of,
 )
+from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
@@ -46,11 +48,6 @@ if TYPE_CHECKING:
 
     Optima = Mapping[tuple[str, float, int], Optimum]
     """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension."""
-
-Pair = tuple[Cell, JsonObject]
-"""A cell of a suite and its record."""
-
-LOST = (Status.DIVERGED.value, Status.FAILED.value)
 
 
 class Rows(list[JsonObject]):
@@ -235,7 +232,7 @@ def error_rows(
         if key[0] in unsolved:
             own = f"theory raised {error_line(unsolved[key[0]])}"
         elif point := bayes_point(cache, problem, ratio):
-            own = own_point(cache, problem, cell, ratio, records)
+            own = NO_THEORY if "best_of" in cell.algorithm else own_point(cache, problem, cell, ratio, records)
             near = _near(cache, problem, records, ratio, cell.dimension)
         place = _place(cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.alpha, cell.dimension)
         theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)

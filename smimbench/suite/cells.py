@@ -54,8 +54,9 @@ class Unmade(NamedTuple):
 class Cell:
     """One run of one algorithm on one instance.
 
-    Everything in it is plain data, so that a worker process can rebuild it from names and parameters. ``secret`` is the root of
-    its random numbers where ``seed`` only stands for one that nobody is to know yet.
+    Everything in it is plain data, so that a worker process can rebuild it from names and parameters. ``family`` names the
+    settings of an algorithm of which this is one. ``secret`` is the root of its random numbers where ``seed`` only stands for
+    one that nobody is to know yet.
     """
 
     problem: dict[str, JsonObject]
@@ -68,6 +69,7 @@ class Cell:
     run: RunOptions
     problem_label: str = field(compare=False, default="")
     algorithm_label: str = field(compare=False, default="")
+    family: str | None = field(compare=False, default=None)
     secret: int | None = field(compare=False, repr=False, default=None)
 
     def identity(self) -> JsonObject:
@@ -181,6 +183,13 @@ class Suite:
         """The largest number of replicates of any point in the suite."""
         return max(max(plan.seeds) for plan in self.plans)
 
+    def algorithm_words(self) -> list[tuple[JsonObject, tuple[str, ...]]]:
+        """Every algorithm with the words that pick it: its label, that of its entry, and its name unless that is a label."""
+        labels = {word for table in self.algorithms for word in (table["label"], table["entry"])}
+        return [
+            (table, (table["label"], table["entry"], *({table["spec"]["name"]} - labels))) for table in self.algorithms
+        ]
+
     def cells(self, backend: str = "numpy") -> list[Cell]:
         """All cells, replicates outermost, so that a run that is stopped early covers every point with few seeds.
 
@@ -192,10 +201,7 @@ class Suite:
         only, plans = self.only, self.plans_with_data()
         # Metrics of the trajectory are always measured; only the others make another cell.
         run = self.run.of_cell(names_in_key(self.run.metrics))
-        # An algorithm's name picks it as well as its label, unless another algorithm has that label.
-        labels = {table["label"] for table in self.algorithms}
-        words = [(table, (table["label"], *({table["spec"]["name"]} - labels))) for table in self.algorithms]
-        algorithms = [table for table, known in words if selects(only, algorithm=known)]
+        algorithms = [table for table, words in self.algorithm_words() if selects(only, algorithm=words)]
         replicates = [r for r in range(self.seeds) if selects(only, seed=r)]
         points = [
             (plan, [alpha for alpha in plan.alphas if selects(only, alpha=alpha)], dimension, seeds)
@@ -215,6 +221,7 @@ class Suite:
                 run=run,
                 problem_label=plan.label,
                 algorithm_label=table["label"],
+                family=table["family"],
                 secret=self.secret,
             )
             for replicate in replicates

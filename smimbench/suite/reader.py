@@ -14,6 +14,7 @@ import pydantic
 
 from smimbench.derive.prior import why_theory_only
 from smimbench.files import canonical_json, printable, suggestion
+from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, unknown_key
@@ -22,13 +23,16 @@ from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade
 from smimbench.suite.overrides import check_condition, merged, override, read_condition, selects
 from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
+from smimbench.suite.settings import axes_of, budget, product, with_setting, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+    from typing import Any
 
     from smimbench.files import JsonObject
     from smimbench.suite.overrides import Condition
     from smimbench.suite.schema import AlgorithmTable, FigureTable, ProblemTable, Reference, RunOptions
+    from smimbench.suite.settings import Setting
 
 RESERVED = ("theory",)
 """Names of folders under ``--results`` that hold something else than a suite's records."""
@@ -187,7 +191,8 @@ class _Reader:
         if read.figure is not None:
             self._check_figure(read.figure, read.run, plans, {table["label"] for table in algorithms})
         known = {
-            "algorithm": [word for table in algorithms for word in (table["label"], table["spec"]["name"])],
+            "algorithm": [table[key] for key in ("label", "entry") for table in algorithms]
+            + [table["spec"]["name"] for table in algorithms],
             "problem": [*(plan.label for plan in plans), *(one.label for one in self.unmade)],
             "alpha": sorted({alpha for plan in plans for alpha in plan.alphas}),
             "dimension": sorted({dimension for plan in plans for dimension in plan.dimensions}),
@@ -244,6 +249,7 @@ class _Reader:
                 first = f"{next(iter(written))}.grid.{name}"
                 raise self.fail(f"grid.{name}", f"is not used: every problem sets its own (the first in {first})")
         plans = []
+        algorithms = sum(math.prod(map(len, self._axes(table).values())) for table in read.algorithms)
         for key, table in written.items():
             alphas, dimensions, seeds = (getattr(table.grid, n) or getattr(read.grid, n) for n in Axes.model_fields)
             if not alphas or not dimensions:
@@ -255,7 +261,7 @@ class _Reader:
                     f"has {len(seeds)} numbers for {len(dimensions)} dimensions; give one for each dimension, or one for all",
                 )
             seeds = seeds * len(dimensions) if len(seeds) == 1 else seeds
-            cells = len(alphas) * sum(seeds) * max(1, len(read.algorithms))
+            cells = len(alphas) * sum(seeds) * max(1, algorithms)
             for tables, differing in self._variants(table, key, read.grid.max_cells, cells):
                 label = table.label
                 if label and differing:
@@ -331,28 +337,48 @@ class _Reader:
     # -- algorithms -----------------------------------------------------------------------------------------------
 
     def _algorithms(self, tables: Sequence[AlgorithmTable], plans: Sequence[ProblemPlan]) -> tuple[JsonObject, ...]:
-        """Labels and full specifications of all algorithms."""
+        """Labels and full specifications of all algorithms, one for each setting where parameters are lists."""
         models = list(dict.fromkeys(plan.problem.model.name for plan in plans))
         found: list[JsonObject] = []
         for i, table in enumerate(tables):
-            key, label = f"algorithms[{i}]", table.label or table.name
+            key, label, axes = f"algorithms[{i}]", table.label or table.name, self._axes(table)
+            built: list[tuple[Setting, JsonObject, Any]] = []
             try:
                 with explained("algorithm"):
                     entry = get_registry().get("algorithm", table.name)
-                    spec = specification(entry, build(entry.item, "algorithm", table.model_extra or {}))
+                    for path, values in axes.items():
+                        try:
+                            distinct(values)
+                        except ValueError as error:
+                            raise ParameterError(".".join(path), str(error)) from None
+                    for setting in product(axes):
+                        item = build(entry.item, "algorithm", with_setting(table.model_extra or {}, setting))
+                        built.append((setting, specification(entry, item), item))
                 if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
                     fit = f"works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}"
                     raise ProblemError("algorithm.name", f"algorithm {table.name!r} {fit}")
             except ProblemError as error:
                 self._leave_out(error, f"{key}.{error.key.partition('.')[2]}")
                 continue
-            for j, other in enumerate(found):
-                if label == other["label"]:
-                    raise self.fail(f"{key}.label", f"{label!r} is used twice; give each a label of its own")
-                if canonical_json(spec) == canonical_json(other["spec"]):
-                    raise self.fail(key, f"is the same as algorithms[{j}], {other['label']!r}; remove one")
-            found.append({"label": label, "spec": spec})
+            plan = next(plan for plan in plans if entry.fits(plan.problem.model.name))
+            families = _families(label, built, plan)
+            for (setting, spec, _), family in zip(built, families):
+                own = ", ".join(filter(None, (label, words_of(setting))))
+                for j, other in enumerate(found):
+                    if own == other["label"]:
+                        raise self.fail(f"{key}.label", f"{own!r} is used twice; give each a label of its own")
+                    if canonical_json(spec) == canonical_json(other["spec"]):
+                        raise self.fail(key, f"is the same as algorithms[{j}], {other['label']!r}; remove one")
+                found.append({"label": own, "entry": label, "family": family, "spec": spec})
         return tuple(found)
+
+    @staticmethod
+    def _axes(table: AlgorithmTable) -> dict[tuple[str, ...], list[Any]]:
+        """Parameters of an algorithm that are given as lists of values."""
+        try:
+            return axes_of(get_registry().get("algorithm", table.name).item, table.model_extra or {})
+        except RegistryError:  # making it says so
+            return {}
 
     # -- run options ----------------------------------------------------------------------------------------------
 
@@ -414,3 +440,18 @@ class _Reader:
                 f"published values of another problem are left out: {'; '.join(dict.fromkeys(elsewhere))}"
             )
         return [replace(plan, references=tuple(owned[plan.problem.identity])) for plan in plans]
+
+
+def _families(label: str, built: Sequence[tuple[Setting, JsonObject, Any]], plan: ProblemPlan) -> list[str | None]:
+    """For each setting the name of all that have the same steps and samples as it; None if it is alone."""
+    first = built[0][0]
+    budgets = {words_of(setting): budget(item, plan) for setting, _, item in built}
+    usual = budgets[words_of(first)]
+    spent = {
+        path
+        for setting, _, _ in built
+        for path, value in setting.items()
+        if budgets[words_of({**first, path: value})] != usual
+    }
+    names = [", ".join([label, *(words_of({p: v}) for p, v in setting.items() if p in spent)]) for setting, *_ in built]
+    return [name if names.count(name) > 1 else None for name in names]

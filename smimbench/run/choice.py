@@ -1,0 +1,40 @@
+"""Choice among several settings of an algorithm by the errors of their runs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeVar
+
+from smimbench.run.loop import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from smimbench.files import JsonObject
+
+T = TypeVar("T")
+
+LOST = (Status.DIVERGED.value, Status.FAILED.value)
+"""How runs end that have no estimate."""
+
+
+def log_error(record: JsonObject, target: float) -> float:
+    """Logarithm of the error of a run, summed over components; infinity without an estimate.
+
+    Errors below ``target`` count as equal to it: otherwise a sample ratio at which the signal is recovered would outweigh all.
+    """
+    values = record["metrics"].get("mse") or [None]
+    if record["status"] in LOST or not all(value is not None and math.isfinite(value) for value in values):
+        return math.inf
+    return math.log(max(math.fsum(values), target))
+
+
+def score(errors: Iterable[float]) -> float:
+    """Mean of logarithms of errors; infinity if one of them is."""
+    known = list(errors)
+    return math.fsum(known) / len(known)
+
+
+def ranked(scores: Mapping[T, float]) -> list[T]:
+    """Settings, the best first; of equal ones the first."""
+    return sorted(scores, key=lambda setting: scores[setting])
