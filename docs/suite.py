@@ -22,6 +22,7 @@ from smimbench.suite.schema import (
     RunOptions,
     SuiteTable,
     Table,
+    TuneTable,
     as_axis,
 )
 
@@ -31,6 +32,7 @@ TABLES: dict[str, type[Table]] = {
     "[problem] or [[problems]]": ProblemTable,
     "[grid]": Grid,
     "[[algorithms]]": AlgorithmTable,
+    "[algorithms.tune]": TuneTable,
     "[run]": RunOptions,
     "[[run.reference]]": Reference,
     "[figure]": FigureTable,

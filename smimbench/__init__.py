@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 # The first import of a folder binds its name here. So the two folders come first, then the verbs of the same names.
 import smimbench.run
 import smimbench.theory  # noqa: F401
-from smimbench.api import extrapolate, load, plot, run, show, theory
+from smimbench.api import extrapolate, load, plot, run, show, theory, tune
 
 if TYPE_CHECKING:
     from smimbench.hookspecs import hookimpl
@@ -63,6 +63,7 @@ __all__ = [
     "run",
     "show",
     "theory",
+    "tune",
 ]
 
 

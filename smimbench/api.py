@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from smimbench.report.notebook import Loaded
     from smimbench.report.theory_document import Stage
     from smimbench.run.store import Store
-    from smimbench.suite.cells import Suite
+    from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["extrapolate", "load", "plot", "run", "show", "theory"]
+__all__ = ["extrapolate", "load", "plot", "run", "show", "theory", "tune"]
 
 
 def run(
@@ -79,7 +79,7 @@ def run(
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import Store
 
-    suite = _suite(suite, overrides, only)
+    suite = _suite(suite, overrides, only, results)
     store = Store(Path(results) / suite.name)
     campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
     for remark in (*suite.remarks, *campaign.remarks):
@@ -95,6 +95,43 @@ def run(
     return _rows(suite, store, (backend,), solve=True)
 
 
+def tune(
+    suite: Suite | str | Path,
+    *,
+    results: str | Path = "results",
+    backend: str = "numpy",
+    workers: int | None = 1,
+    overrides: Iterable[str] = (),
+    only: Iterable[str] = (),
+) -> list[JsonObject]:
+    """Search the parameters that ``[algorithms.tune]`` names, on seeds that no score uses; ``run`` then uses the choice.
+
+    The arguments are those of ``run``.
+
+    Returns
+    -------
+    list of dict
+        For each problem and algorithm: the ``trials``; the ``rounds``, each with its number of ``seeds`` and the geometric mean
+        of the ``errors`` of every trial (None: it was out, or a run had no estimate); the number of ``runs``; which trial was
+        ``chosen`` (None: every one failed), and the ``algorithm`` that it makes.
+    """
+    from pathlib import Path
+
+    from smimbench.run.campaign import plan_campaign
+    from smimbench.run.store import Store
+    from smimbench.run.tuning import search_all
+
+    suite = _suite(suite, overrides, only)
+
+    def work(cells: list[Cell], store: Store) -> bool:
+        campaign = plan_campaign(suite, store, (backend,), cells=cells, workers=workers)
+        campaign.run()
+        return not campaign.left()
+
+    found = search_all(suite, Store(Path(results) / suite.name), backend, work)
+    return [{**dict(zip(("problem", "algorithm"), search.place)), **(result or {})} for search, result in found]
+
+
 def show(
     suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)
 ) -> list[JsonObject]:
@@ -103,7 +140,7 @@ def show(
 
     from smimbench.run.store import Store
 
-    suite = _suite(suite)
+    suite = _suite(suite, results=results)
     return _rows(suite, Store(Path(results) / suite.name), backends, solve=False)
 
 
@@ -182,7 +219,7 @@ def theory(
 
     cache = TheoryCache(None if results is None else Path(results) / "theory")
     cache.remark = warnings.warn
-    suite = _suite(suite, overrides)
+    suite = _suite(suite, overrides, results=results)
     with tempfile.TemporaryDirectory() as shared:
         if workers > 1 and results is None:
             cache.folder = Path(shared)
@@ -263,7 +300,7 @@ def plot(
     from smimbench.run.store import Store, theory_folder
     from smimbench.run.theory_cache import TheoryCache
 
-    suite = _suite(suite)
+    suite = _suite(suite, results=results)
     if metric not in suite.run.metrics:
         raise ValueError(f"{suite.name} does not report {metric!r}; choose from {', '.join(suite.run.metrics)}")
     cache = TheoryCache(theory_folder(Store(Path(results) / suite.name)))
@@ -274,12 +311,22 @@ def plot(
     return figure
 
 
-def _suite(suite: Suite | str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Suite:
+def _suite(
+    suite: Suite | str | Path,
+    overrides: Iterable[str] = (),
+    only: Iterable[str] = (),
+    results: str | Path | None = None,
+) -> Suite:
+    """The suite, with the settings that were tuned under ``results``."""
+    from pathlib import Path
+
+    from smimbench.run.store import Store
+    from smimbench.run.tuning import tuned
     from smimbench.suite.cells import Suite
     from smimbench.suite.reader import load_suite
 
     if not isinstance(suite, Suite):
-        return load_suite(suite, overrides, only)
-    if tuple(overrides) or tuple(only):
+        suite = load_suite(suite, overrides, only)
+    elif tuple(overrides) or tuple(only):
         raise ValueError("overrides need a suite given by name or path; for a loaded suite pass them to load_suite")
-    return suite
+    return suite if results is None else tuned(suite, Store(Path(results) / suite.name))

@@ -179,6 +179,10 @@ class Request:
                 suite = parse_suite(Path(f"{self.name}.toml"), self.text, self.overrides, self.only)
             elif (found := self.settings()) is None:
                 suite = load_suite(self.name, self.overrides, self.only)
+                if any(table["tune"] for table in suite.algorithms):
+                    from smimbench.run.tuning import tuned
+
+                    suite = tuned(suite, self.store(suite))
             else:
                 given = [*found.shared.get("overrides", []), *self.overrides]
                 only = self.only or found.shared.get("only", [])
@@ -187,6 +191,7 @@ class Request:
                 # Results may come from anybody: to look at them must not run what lies in the folder where one stands.
                 path, text = Path(f"{found.suite}.toml"), found.shared["text"]
                 suite = parse_suite(path, text, given, only, stored=True)
+                suite = suite.with_choices(found.shared)
             self.remark(suite.remarks)
             return suite
         finally:

@@ -37,14 +37,21 @@ from smimbench.cli.results import present
 if TYPE_CHECKING:
     from smimbench.run.campaign import Campaign
     from smimbench.run.cost import Shard
+    from smimbench.run.store import Store
+    from smimbench.suite.cells import Cell
+
+WORKERS = option("Processes side by side [default: one per core].", "--workers", type=click.IntRange(1))
+DASK = option("Run the cells on the workers of a Dask scheduler.", "--dask", metavar="ADDRESS")
+CELL_TIME = option("End a cell from outside after so long (90s, 10m, 2h).", "--cell-time", type=DURATION)
+CELL_MEMORY = option("End a cell from outside that takes more (500MB, 4GB).", "--cell-memory", type=SIZE)
 
 
 @command(
     SUITE,
     several("Array backend: numpy, cupy, ...; may be given twice.", "NAME", "--backend", "backends"),
-    option("Processes side by side [default: one per core].", "--workers", type=click.IntRange(1)),
+    WORKERS,
     option("Run the K-th of N parts of about the same cost [default: of a SLURM job array].", "--shard", metavar="K/N"),
-    option("Run the cells on the workers of a Dask scheduler.", "--dask", metavar="ADDRESS"),
+    DASK,
     RESULTS,
     flag("Times that can be trusted: serial, fixed BLAS threads, warmed up.", "--timing"),
     option("BLAS threads per process.", "--threads", type=click.IntRange(1), default=1),
@@ -54,8 +61,8 @@ if TYPE_CHECKING:
         multiple=True,
         type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped", "theory"]),
     ),
-    option("End a cell from outside after so long (90s, 10m, 2h).", "--cell-time", type=DURATION),
-    option("End a cell from outside that takes more (500MB, 4GB).", "--cell-memory", type=SIZE),
+    CELL_TIME,
+    CELL_MEMORY,
     option(
         "End the run, its theory included, after so long; what is not finished stays to be run.",
         "--budget",
@@ -140,6 +147,60 @@ def run(
     if cache.is_late and not left:
         request.remark(["the budget is spent: theory is left; run the same command again to go on"])
     return AGAIN if left or cache.is_late else code
+
+
+@command(
+    SUITE,
+    option("Array backend: numpy, cupy, ...", "--backend", default="numpy"),
+    WORKERS,
+    DASK,
+    RESULTS,
+    CELL_TIME,
+    CELL_MEMORY,
+    option("Stop after so long; what is not finished stays to be run.", "--budget", type=DURATION),
+    JSON,
+)
+def tune(
+    request: Request, backend: str, cell_time: float | None, cell_memory: float | None, budget: float | None, **how: Any
+) -> int:
+    """Search the parameters that [algorithms.tune] names, on seeds that no score uses.
+
+    'run' then takes the setting that was chosen for each problem. Stop at any time and tune again to go on.
+    """
+    from smimbench.cli.progress import run_progress
+    from smimbench.report.tables import search_table
+    from smimbench.run.campaign import plan_campaign
+    from smimbench.run.executor import Limits
+    from smimbench.run.tuning import search_all
+
+    deadline = None if budget is None else time.monotonic() + budget
+    how |= {"isolated": True, "limits": Limits(cell_time, None if cell_memory is None else int(cell_memory), deadline)}
+    suite = request.suite()
+
+    def work(cells: list[Cell], store: Store) -> bool:
+        campaign = plan_campaign(suite, store, (backend,), cells=cells, **how)
+        request.remark(campaign.remarks)
+        with run_progress(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
+            campaign.run(on_record, on_look)
+        return not campaign.left()
+
+    found = search_all(suite, request.store(suite), backend, work)
+    if request.as_json:
+        print_json(
+            [
+                {**dict(zip(("problem", "algorithm"), one.place)), **(result or {"rounds": None})}
+                for one, result in found
+            ]
+        )
+    for search, result in found if not request.as_json else ():
+        if result:
+            make_console().print(search_table(*search.place, result), "", crop=False, sep="\n")
+    if not all(result for _, result in found):
+        request.remark(["the budget is spent; tune again to go on"])
+        return AGAIN
+    if not request.as_json:
+        click.echo(f"scores:  {request.typed('run')}")
+    return OK if all(result["algorithm"] for _, result in found if result) else NOT_OK
 
 
 def _part_of_suite(text: str | None) -> Shard | None:

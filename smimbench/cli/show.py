@@ -408,7 +408,8 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     from smimbench.report.packed import TABLE, packed_under, verified_files
     from smimbench.run.external import scores_of
     from smimbench.run.store import theory_folder
-    from smimbench.run.verification import Verification, files, rerun, stored_theory
+    from smimbench.run.tuning import tuning_store
+    from smimbench.run.verification import Verification, choices, files, rerun, stored_theory
 
     suite = request.suite()
     store = request.store(suite)
@@ -416,6 +417,8 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     found = {"files": files(store)}
     if (scores := files(scores_of(store))).checked or scores.wrong:
         found["scores"] = scores
+    if (trials := files(tuning_store(store))).checked or trials.wrong:
+        found |= {"trials": trials, "choices": choices(suite, store)}
     paths = sorted({*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")})
     if (tables := verified_files(paths)).checked:
         found["tables"] = tables
@@ -445,6 +448,6 @@ def _verified_pack(request: Request, cells: int, seed: int, *, theory: bool) -> 
         return found
     document, shared = read_packed(path)
     given = shared.get("overrides", []), shared.get("only", [])
-    suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *given, stored=True)
+    suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *given, stored=True).with_choices(shared)
     how = {"cells": cells, "seed": seed}
     return found | verify_packed(path, document["rows"], shared, suite, theory=theory, **how)

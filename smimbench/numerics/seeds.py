@@ -13,6 +13,9 @@ import numpy as np
 STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
 """Children of a node, in this order for ever: the order is part of what a seed means."""
 
+TUNING = 2**63 + 1
+"""Root of the data that settings of algorithms are chosen on: above every ``grid.seed``, so that no score has seen them."""
+
 
 def words(text: str, count: int = 2) -> tuple[int, ...]:
     """``count`` 32-bit words from the SHA-256 hash of a text, used as spawn keys of a seed sequence."""

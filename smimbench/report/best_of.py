@@ -50,7 +50,17 @@ def best_of(pairs: Sequence[Pair], target: float) -> list[Pair]:
             scores = {n: score(e for place, e in own.items() if place[0] != held_out) for n, own in errors.items()}
             chosen = runs[ranked(scores)[0]]
             found += [
-                (replace(cell, algorithm=algorithm, algorithm_label=label, family=None), record)
+                (
+                    replace(
+                        cell,
+                        algorithm=algorithm,
+                        algorithm_label=label,
+                        family=None,
+                        tuning=None,
+                        origin=label[len(f"{family}, ") :],
+                    ),
+                    record,
+                )
                 for place, (cell, record) in chosen.items()
                 if place[0] == held_out
             ]

@@ -196,6 +196,10 @@ COLUMNS: dict[str, list[Column]] = {
         Column("problem", plain, "Label of the problem in the suite.", "problem", words=True),
         Column("algorithm", plain, "Label of the algorithm in the suite, with @backend where several "
                "backends are shown. Estimates given to `smimbench score` are listed here too.", "algorithm", words=True),
+        Column("settings", plain, "Where the parameters of the algorithm are from. tuned: chosen by `smimbench tune`, on seeds "
+               "that no score uses. best of: on every seed, those that are best on all other seeds. as published: from the "
+               "publication that the suite names. by hand: written in the suite. default: all others, and those that could be "
+               "tuned and were not. Steps and samples do not count.", "settings", words=True),
         Column("alpha", "{:.4g}".format, "Sample ratio of the runs: n / D, or n / d^2 for a signal of extensive "
                "rank, where n is the number of samples. For an algorithm that draws fresh samples, n counts all that it drew.",
                "alpha"),

@@ -234,9 +234,11 @@ def error_rows(
         elif point := bayes_point(cache, problem, ratio):
             own = NO_THEORY if "best_of" in cell.algorithm else own_point(cache, problem, cell, ratio, records)
             near = _near(cache, problem, records, ratio, cell.dimension)
-        place = _place(cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.alpha, cell.dimension)
+        place = _place(
+            cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.alpha, cell.dimension, cell.origin
+        )
         theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)
-        rows += _rows_of_place(place, problem, cell.algorithm, records, theory, suite, store)
+        rows += _rows_of_place(place, problem, cell.described, records, theory, suite, store)
     return distinguish(rows)
 
 
@@ -273,9 +275,11 @@ def scored_rows(suite: Suite, store: Store, cache: TheoryCache, sized: Optima) -
     return [row for row in rows if row["metric"] in suite.run.metrics]
 
 
-def _place(problem: str, algorithm: str, backend: str, ratio: float, alpha: float, dimension: int) -> JsonObject:
+def _place(
+    problem: str, algorithm: str, backend: str, ratio: float, alpha: float, dimension: int, origin: str = ""
+) -> JsonObject:
     return {"problem": problem, "algorithm": algorithm, "backend": backend, "alpha": ratio, "nominal_alpha": alpha,
-            "dimension": dimension}  # fmt: skip
+            "dimension": dimension, "settings": origin}  # fmt: skip
 
 
 def _sized(sized: Optima, place: JsonObject) -> Optimum | None:

@@ -53,6 +53,7 @@ Row = _of_fields(
     (_of_fields((Number, "success"), (Many[_of_fields((list[int], "layers"), (int, "runs"))], "sequences"),
                 (_of_fields((Text, "axis"), (Number, "mean sem"), (int, "runs")) | None, "factor")) | None, "learning_order"),
     (Named[str, Many[_of_fields((Number, "mean sem theory"), (int, "runs found"))]], "findings"),
+    settings=(Text, ""),
     teachers=(dict[str, list[float]], {}),
     also_predicted=(Many[_of_fields((Text, "metric"), (Component, "component"), (dict[str, float], "values"),
                                     (Number, "at coefficient prediction error"))], []),

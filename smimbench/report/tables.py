@@ -10,7 +10,18 @@ from rich.text import Text
 
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
-from smimbench.report.columns import SHORT, Column, make_table, marked_z, measured, number, percent, seconds, uncertain
+from smimbench.report.columns import (
+    SHORT,
+    Column,
+    make_table,
+    marked_z,
+    measured,
+    number,
+    percent,
+    plain,
+    seconds,
+    uncertain,
+)
 from smimbench.report.labels import grouped, letter_of, place
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
 
@@ -84,6 +95,7 @@ def missing_values(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 CONTENDER: Columns = [
     "algorithm",
+    "settings",
     "error / optimal",
     "at 0",
     Column("as predicted", prediction_cell, words=True),
@@ -222,6 +234,35 @@ def extrapolated_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
         title = f"{problem}: {find_metric(metric).label} at infinite {letter_of(members)}"
         tables.append(make_table(title, columns, ordered, "largest |z| first"))
     return tables
+
+
+# -- tuning ---------------------------------------------------------------------------------------------------------------
+
+
+def search_table(problem: str, algorithm: str, found: JsonObject) -> RenderableType:
+    """The trials of a search with their errors in every round, the best first."""
+    rounds = {f"round{k}": one for k, one in enumerate(found["rounds"])}
+    names = list(dict.fromkeys(name for setting in found["trials"] for name in setting))
+    columns: Columns = [Column(name, str, fields=name) for name in names]
+    for key, one in rounds.items():
+        columns.append(Column("1 seed" if one["seeds"] == 1 else f"{one['seeds']} seeds", number, fields=key))
+    rows = []
+    for k, setting in enumerate(found["trials"]):
+        errors = {key: one["errors"][k] for key, one in rounds.items()}
+        known = [error for error in errors.values() if error is not None] or [math.inf]
+        rows.append({**setting, **errors, "far": (-len(known), known[-1]), "chosen": "chosen" * (k == found["chosen"])})
+    columns.append(Column("", plain, fields="chosen"))
+    title = f"{problem}: {algorithm}, {len(rows)} trials, {found['runs']} runs; mean error"
+    chosen = {} if found["chosen"] is None else found["trials"][found["chosen"]]
+    edges = [
+        f"the {word} {name} is chosen: widen its range"
+        for name in names
+        if isinstance(found["question"]["tune"]["space"][name], dict)
+        for word, end in (("smallest", min), ("largest", max))
+        if chosen.get(name) == end(one[name] for one in found["trials"])
+    ]
+    note = "; ".join(edges) if chosen else "no trial has an estimate in all of its runs: try others"
+    return make_table(title, columns, sorted(rows, key=lambda row: row["far"]), note)
 
 
 # -- comparisons ----------------------------------------------------------------------------------------------------------

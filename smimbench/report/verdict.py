@@ -47,16 +47,17 @@ def verdicts(rows: Sequence[JsonObject], against: str | None = None) -> list[Jso
         largest), its ``dimension_letter``, ``contenders``, and ``tied``, the names of those that the runs do not tell apart
         from the first one: 0 is within the interval of the difference of logarithms, paired by instance.
 
-        Each of the contenders has ``algorithm``; ``ratio_to_bayes``, the geometric mean over the sample ratios whose
-        Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, at this size where that is
-        known, with its standard error ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``prediction`` and
-        what else ``smimbench.report.prediction.agreement`` says; ``below_optimum``, whether its error is smaller than possible;
-        ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to within 5% of
-        the optimum (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``; ``moving``, runs
-        whose error still moved at their last step; ``compared``, the geometric mean ``ratio`` of its error to that of the
-        algorithm ``with`` (``against``, or the best) and its ``interval``, by Student's t on the logarithms, paired by
-        instance (None: no two runs); ``unsolved``, sample ratios with an estimate whose Bayes-optimal error is not known,
-        only if there are any.
+        Each of the contenders has ``algorithm``; ``settings``, where its parameters are from; ``ratio_to_bayes``, the
+        geometric mean over the sample ratios whose Bayes-optimal error is not 0 of the error (summed over components)
+        over the Bayes-optimal one, at this size where that is known, with its standard error ``ratio_error``;
+        ``where_zero``, the largest error where theory says 0; ``prediction`` and what else
+        ``smimbench.report.prediction.agreement`` says; ``below_optimum``, whether its error is smaller than possible;
+        ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to
+        within 5% of the optimum (None: never at one of them); ``seconds`` and ``iterations`` per run;
+        ``status_counts``; ``moving``, runs whose error still moved at their last step; ``compared``, the geometric mean
+        ``ratio`` of its error to that of the algorithm ``with`` (``against``, or the best) and its ``interval``, by
+        Student's t on the logarithms, paired by instance (None: no two runs); ``unsolved``, sample ratios with an
+        estimate whose Bayes-optimal error is not known, only if there are any.
     """
     return [_verdict(problem, members, against) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
@@ -119,6 +120,7 @@ def _contender(rows: Rows, missed: int) -> JsonObject:
     unsolved = sum(layers[0]["mean"] is not None for layers in points if not _is_solved(layers))
     times = [one["seconds"] for one in near]
     return {
+        "settings": rows[0].get("settings", ""),
         "ratio_to_bayes": ratio,
         "ratio_error": error if math.isfinite(error) else None,
         "where_zero": max(zeros, default=None),

@@ -182,6 +182,7 @@ def plan_campaign(
     limits: Limits = NO_LIMITS,
     shard: Shard | None = None,
     dry_run: bool = False,
+    cells: Sequence[Cell] | None = None,
     **how: Any,
 ) -> Campaign:
     """Plan which cells to run and how many at a time; what all records share is written first.
@@ -196,6 +197,8 @@ def plan_campaign(
         Run this part of the cells only.
     dry_run : bool
         Write and move nothing.
+    cells : sequence of Cell or None
+        Run these instead of those of the suite.
     how
         Further arguments of ``run_cells``.
 
@@ -210,7 +213,8 @@ def plan_campaign(
         raise SuiteError(suite.file, "--secret-seed", f"is needed to go on: smimbench run {suite.name} --secret-seed")
     # With Dask the device is that of the workers.
     places = [get_backend(one, suite.run.dtype) for one in backends if not (dask and one in DEVICES)]
-    cells = [cell for backend in backends for cell in suite.cells(backend)]
+    own = cells is None
+    cells = [cell for backend in backends for cell in suite.cells(backend)] if cells is None else list(cells)
     if not suite.algorithms:
         reason = "is empty, so there is nothing to run; 'smimbench theory' needs none"
         raise SuiteError(suite.file, "algorithms", reason)
@@ -222,7 +226,8 @@ def plan_campaign(
     if not dry_run:
         remove_leftovers(store.folder)
     records = store.load(set_aside=not dry_run, compact=True, digests=not dry_run)
-    remarks = store.complaints + changed_code(other_versions(cells, records.values()))
+    remarks = _not_tuned(suite, cells) if own else []
+    remarks += store.complaints + changed_code(other_versions(cells, records.values()))
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
         store.retire(stem for stem, r in records.items() if r["status"] in retry and r["key"] in keys)
@@ -241,6 +246,13 @@ def plan_campaign(
     if not dry_run:
         Store(settings_folder(suite, store)).write_shared(shared_document(suite))
     return Campaign(suite, store, cells, missing, workers, remarks, dask, timing, limits, how)
+
+
+def _not_tuned(suite: Suite, cells: Sequence[Cell]) -> list[str]:
+    """One line on algorithms of these cells that say how to tune them and are run as they are written."""
+    tunable = {table["label"] for table in suite.algorithms if table["tune"]}
+    names = dict.fromkeys(c.algorithm_label for c in cells if c.tuning is None and c.algorithm_label in tunable)
+    return [f"not tuned, run as written: {', '.join(names)} ('smimbench tune' chooses their parameters)"] * bool(names)
 
 
 def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
@@ -395,4 +407,5 @@ def shared_document(suite: Suite) -> JsonObject:
         "fingerprint": machine.fingerprint(),
         "git_commit": machine.git_commit(),
         "written": time.time(),
+        **({"choices": [[*place, found] for place, found in suite.choices.items()]} if suite.choices else {}),
     }

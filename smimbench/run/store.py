@@ -42,6 +42,8 @@ SCALARS = ("iteration", "seconds", "residual", "samples", "damping")
 """Columns of a trajectory that have one number for each iteration; the others have one for each component."""
 FOLDER = "settings"
 """Folder for ``run.json`` and the figures of settings other than those of the suite as it is written."""
+TRIALS = "tuning"
+"""Folder for the records of ``smimbench tune``."""
 ASIDE = "set-aside"
 """Folder for files that cannot be trusted."""
 
@@ -255,7 +257,8 @@ def _unpacked_npz(path: Path, found: JsonObject) -> Columns:
 
 def theory_folder(store: Store) -> Path:
     """Folder of stored theory results, shared by all suites under the same ``--results``."""
-    return store.folder.parent / "theory"
+    home = store.folder.parent if store.folder.name == TRIALS else store.folder
+    return home.parent / "theory"
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.run.campaign import read_seed
 from smimbench.run.processes import in_processes
-from smimbench.run.record import check_answer, document_text, read_answer, sealed, text_of
+from smimbench.run.record import check_answer, document_text, plain, read_answer, sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
 from smimbench.run.theory_guard import GuardedTheory
+from smimbench.run.tuning import choice_file, read_choice, searches, tuning_store
 from smimbench.theory.information import Evaluations
 
 if TYPE_CHECKING:
@@ -71,6 +72,19 @@ def files(store: Store) -> Verification:
             found.add(store.complaints[before:])
     for path in sorted({*store.folder.glob("run.json"), *store.folder.glob("settings/*/run.json")}):
         found.add(complaints_of(path, lambda path: text_of(sealed(Store(path.parent).check_shared()))))
+    return found
+
+
+def choices(suite: Suite, store: Store) -> Verification:
+    """Every choice of ``smimbench tune`` made again from the records of its trials."""
+    found, own = Verification(), tuning_store(store)
+    records = {record["key"]: record for record in own.load(compact=True).values()}
+    for search in searches(suite):
+        if stored := read_choice(search, store):
+            missing, again = search.proceed(records, stored["backend"])
+            same = again is not None and sealed(plain({"question": search.question, **again})) == stored
+            why = f"{len(missing)} runs of its trials are missing" if missing else "its trials give another choice"
+            found.add([] if same else [f"{choice_file(search, store)}: {why}"])
     return found
 
 

@@ -55,8 +55,8 @@ class Cell:
     """One run of one algorithm on one instance.
 
     Everything in it is plain data, so that a worker process can rebuild it from names and parameters. ``family`` names the
-    settings of an algorithm of which this is one. ``secret`` is the root of its random numbers where ``seed`` only stands for
-    one that nobody is to know yet.
+    settings of an algorithm of which this is one, ``tuning`` says how the setting was found, ``origin`` the same in a few words.
+    ``secret`` is the root of its random numbers where ``seed`` only stands for one that nobody is to know yet.
     """
 
     problem: dict[str, JsonObject]
@@ -70,12 +70,20 @@ class Cell:
     problem_label: str = field(compare=False, default="")
     algorithm_label: str = field(compare=False, default="")
     family: str | None = field(compare=False, default=None)
+    tuning: JsonObject | None = None
+    origin: str = field(compare=False, default="default")
     secret: int | None = field(compare=False, repr=False, default=None)
 
     def identity(self) -> JsonObject:
         """All settings that can change the cell's result; the key is a hash of them."""
         own = ("problem", "algorithm", "alpha", "dimension", "replicate", "seed", "backend")
-        return {name: getattr(self, name) for name in own} | self.run.identity()
+        found = {name: getattr(self, name) for name in own} | self.run.identity()
+        return found if self.tuning is None else found | {"tuning": self.tuning}
+
+    @property
+    def described(self) -> JsonObject:
+        """The algorithm, the same for all problems: a tuned one as it is written, with its search in place of the result."""
+        return self.algorithm if self.tuning is None else {**self.tuning["of"], "tune": self.tuning["tune"]}
 
     @property
     def root(self) -> int:
@@ -129,7 +137,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Suite:
-    """A validated suite."""
+    """A validated suite.
+
+    ``choices`` are the results of ``smimbench tune`` by the labels of problem and algorithm: ``algorithm``, the setting that was
+    chosen, and ``tuning``, how.
+    """
 
     name: str
     file: str
@@ -149,11 +161,16 @@ class Suite:
     unmade: tuple[Unmade, ...] = ()
     left_out: tuple[str, ...] = ()
     figure: FigureTable | None = None
+    choices: Mapping[tuple[str, str], JsonObject] = field(default_factory=dict)
     secret: int | None = field(repr=False, default=None)
 
     def with_seed(self, seed: int, secret: int | None = None) -> Suite:
         """As with ``--set grid.seed=...``; ``secret`` is the seed that this one stands for."""
         return replace(self, seed=seed, secret=secret, overrides=(*self.overrides, f"grid.seed={seed}"))
+
+    def with_choices(self, shared: Mapping[str, Any]) -> Suite:
+        """With the settings that were chosen for a run, from its ``run.json``."""
+        return replace(self, choices={(problem, label): one for problem, label, one in shared.get("choices", [])})
 
     @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
@@ -212,7 +229,7 @@ class Suite:
         return [
             Cell(
                 problem=plan.problem.spec,
-                algorithm=table["spec"],
+                **self._setting(plan, table),
                 alpha=alpha,
                 dimension=dimension,
                 replicate=replicate,
@@ -230,6 +247,12 @@ class Suite:
             for alpha in alphas
             for table in algorithms
         ]
+
+    def _setting(self, plan: ProblemPlan, table: JsonObject) -> JsonObject:
+        """The algorithm of a cell and where its setting is from."""
+        if found := self.choices.get((plan.label, table["label"])):
+            return {**found, "origin": f"tuned, {found['tuning']['trials']} trials"}
+        return {"algorithm": table["spec"], "origin": table["origin"]}
 
 
 def key_of(identity: Mapping[str, Any]) -> str:

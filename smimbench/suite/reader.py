@@ -23,7 +23,7 @@ from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade
 from smimbench.suite.overrides import check_condition, merged, override, read_condition, selects
 from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
-from smimbench.suite.settings import axes_of, budget, product, with_setting, words_of
+from smimbench.suite.settings import axes_of, budget, by_hand, product, tune_of, with_setting, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smimbench.suite.schema import AlgorithmTable, FigureTable, ProblemTable, Reference, RunOptions
     from smimbench.suite.settings import Setting
 
-RESERVED = ("theory",)
+RESERVED = ("theory", "tuning")
 """Names of folders under ``--results`` that hold something else than a suite's records."""
 
 
@@ -362,14 +362,25 @@ class _Reader:
                 continue
             plan = next(plan for plan in plans if entry.fits(plan.problem.model.name))
             families = _families(label, built, plan)
+            try:
+                with explained("algorithm"):
+                    first = with_setting(table.model_extra or {}, built[0][0])
+                    tune = tune_of(table.tune, axes, entry.item, first, plan) if table.tune else None
+            except ProblemError as error:
+                raise self.fail(f"{key}.tune.{error.key.partition('.')[2]}".rstrip("."), error.message) from None
             for (setting, spec, _), family in zip(built, families):
+                parameters = with_setting(table.model_extra or {}, setting)
                 own = ", ".join(filter(None, (label, words_of(setting))))
                 for j, other in enumerate(found):
                     if own == other["label"]:
                         raise self.fail(f"{key}.label", f"{own!r} is used twice; give each a label of its own")
-                    if canonical_json(spec) == canonical_json(other["spec"]):
+                    if canonical_json([spec, tune]) == canonical_json([other["spec"], other["tune"]]):
                         raise self.fail(key, f"is the same as algorithms[{j}], {other['label']!r}; remove one")
-                found.append({"label": own, "entry": label, "family": family, "spec": spec})
+                origin = "as published" if table.published else "default"
+                if not table.published and not tune and by_hand(entry.item, parameters, plan):
+                    origin = "by hand"
+                found.append({"label": own, "entry": label, "family": family, "spec": spec, "name": table.name,
+                              "parameters": parameters, "tune": tune, "origin": origin})  # fmt: skip
         return tuple(found)
 
     @staticmethod

@@ -172,6 +172,43 @@ class ProblemTable(Items):
     grid: Axes = Field(default=Axes(), description="Sample ratios and dimensions of this problem.")
 
 
+class Range(Table):
+    """``{ low = 0.01, high = 3.0, log = true }``: the numbers between two ends."""
+
+    low: int | float = Field(description="The lower end.")
+    high: int | float = Field(description="The upper end.")
+    log: bool = Field(default=False, description="Spread the trials evenly in the logarithm.")
+
+    @pydantic.model_validator(mode="after")
+    def _in_order(self) -> Range:
+        if not -LARGEST <= self.low < self.high <= LARGEST:
+            raise ValueError(f"low must be less than high, got {self.low:g} and {self.high:g}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low must be > 0 where log is true, got {self.low:g}")
+        return self
+
+
+class TuneTable(Table):
+    """``[algorithms.tune]``, below the algorithm that it is for: what ``smimbench tune`` searches, by names of parameters.
+
+    Each further key is a parameter of the algorithm, with a list of values or the ends of a range, as
+    ``learning_rate = { low = 0.01, high = 3.0, log = true }`` (a range of integers if the parameter is one); what the algorithm
+    itself has as a list is not tuned. Steps and samples
+    cannot be tuned: they belong to the problem. All trials run on one seed, at all sample ratios and dimensions of a problem;
+    the better half on one more, the better half of these on two more, and so on until one is left, by the mean of the logarithms
+    of the errors. No score ever uses these seeds.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+
+    trials: int = Field(
+        default=8,
+        ge=2,
+        le=1024,
+        description="Settings that are tried: scrambled Sobol points, or all there are if lists give fewer.",
+    )
+
+
 class AlgorithmTable(Table):
     """``[[algorithms]]``: each further key is a parameter of the algorithm (``smimbench info NAME`` lists them).
 
@@ -185,6 +222,10 @@ class AlgorithmTable(Table):
     label: str | None = Field(
         default=None, min_length=1, description="Name in tables, different from all others; default: `name`."
     )
+    published: str = Field(
+        default="", description="The publication that its settings are from; tables say `as published`."
+    )
+    tune: TuneTable | None = Field(default=None, description="What `smimbench tune` searches; see `[algorithms.tune]`.")
 
 
 class Reference(Table):

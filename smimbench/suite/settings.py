@@ -1,26 +1,35 @@
-"""Settings of an algorithm: which of its parameters are given as lists and become axes, their short names, and its budget."""
+"""Settings of an algorithm: parameters given as lists, the space of a search and its trials, short names, the budget."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
-from smimbench.files import attempt
+import pydantic
+
+from smimbench.files import attempt, canonical_json
+from smimbench.interfaces import ParameterError
 from smimbench.registry.adapters import sizes
-from smimbench.registry.parameters import takes_lists
+from smimbench.registry.parameters import build, explain_validation, takes_lists
 from smimbench.registry.registry import RegistryError, get_registry
+from smimbench.suite.schema import Range, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.suite.cells import ProblemPlan
+    from smimbench.suite.schema import TuneTable
 
 Path = tuple[str, ...]
 """Where a parameter is written: its name, after that of the table that it is in (``("of", "learning_rate")``)."""
 
 Setting = dict[Path, Any]
+
+Space = dict[Path, list[Any] | Range]
+"""Values, or the ends of a range, by parameter."""
 
 
 def axes_of(item: Any, parameters: Mapping[str, Any]) -> dict[Path, list[Any]]:
@@ -75,3 +84,114 @@ def budget(algorithm: Any, plan: ProblemPlan) -> Any:
     data = sizes(model.sample_count(alpha, dimension), model.tokens, dimension, alpha)
     found, _ = attempt(algorithm.plan, data)  # it may fail on what the algorithm refuses
     return found and (found.steps, found.batch, found.students, found.draws_fresh)
+
+
+def by_hand(item: Any, parameters: Mapping[str, Any], plan: ProblemPlan) -> bool:
+    """Whether somebody has chosen a parameter that is not part of the budget."""
+    written = build(item, "algorithm", parameters)
+    for name in parameters:
+        other, error = attempt(
+            build, item, "algorithm", {key: value for key, value in parameters.items() if key != name}
+        )
+        if error or (other != written and budget(other, plan) == budget(written, plan)):
+            return True
+    return False
+
+
+# -- the space of a search ------------------------------------------------------------------------------------------------
+
+
+def tune_of(
+    table: TuneTable, axes: Mapping[Path, Any], item: Any, parameters: Mapping[str, Any], plan: ProblemPlan
+) -> Any:
+    """``trials`` and ``space`` of a search, the space by names of parameters (``of.learning_rate``), as JSON.
+
+    Parameters that the algorithm itself has as lists, its ``axes``, are not tuned; None if nothing else is.
+
+    Raises
+    ------
+    ParameterError
+        If the algorithm cannot be made at an end of a range or at a value of a list, or would not be run for the same steps and
+        samples.
+    """
+    space = _space(table.model_extra or {})
+    if not space:
+        raise ParameterError(
+            "", "names no parameter to tune, as learning_rate = { low = 0.01, high = 1.0, log = true }"
+        )
+    usual = budget(build(item, "algorithm", parameters), plan)
+    for path, values in space.items():
+        for value in (values.low, values.high) if isinstance(values, Range) else values:
+            if budget(build(item, "algorithm", with_setting(parameters, {path: value})), plan) != usual:
+                why = "changes the steps or the samples of a run, which belong to the problem and are not tuned; remove it"
+                raise ParameterError(".".join(path), why)
+    named = {
+        ".".join(path): values.model_dump() if isinstance(values, Range) else values
+        for path, values in space.items()
+        if path not in axes
+    }
+    return {"trials": table.trials, "space": named} if named else None
+
+
+def _space(table: Mapping[str, Any], *before: str) -> Space:
+    found: Space = {}
+    for name, value in table.items():
+        path = (*before, name)
+        if isinstance(value, dict) and not value.keys() & Range.model_fields.keys():
+            found |= _space(value, *path)
+            continue
+        try:
+            found[path] = list(distinct(value)) if isinstance(value, list) else Range.model_validate(value)
+        except pydantic.ValidationError as error:
+            key, message = (
+                explain_validation(error) if isinstance(value, dict) else ("", f"{_LIST_OR_RANGE}, got {value!r}")
+            )
+            raise ParameterError(".".join(filter(None, (*path, key))), message) from None
+        except ValueError as error:
+            raise ParameterError(".".join(path), str(error)) from None
+    return found
+
+
+_LIST_OR_RANGE = "must be a list, or a range as { low = 0.01, high = 1.0, log = true }"
+
+
+def trials_of(tune: Mapping[str, Any], written: Mapping[str, Any]) -> list[Setting]:
+    """Scrambled Sobol points of the space of ``tune_of``, the same for all algorithms; fewer where lists have no more.
+
+    Parameters
+    ----------
+    written : mapping
+        The parameters of the algorithm as it is, which say where a range is one of integers.
+    """
+    from smimbench.numerics.qmc import uniform_points
+
+    named, count = tune["space"], tune["trials"]
+    space: Space = {
+        tuple(n.split(".")): v if isinstance(v, list) else Range.model_validate(v) for n, v in named.items()
+    }
+    lists = {path: values for path, values in space.items() if isinstance(values, list)}
+    if len(lists) == len(space) and math.prod(map(len, lists.values())) <= count:
+        return list(product(lists))
+    points = uniform_points(len(space), count, "tuning")
+    found = (
+        {path: _at(values, float(u), _value(written, path)) for u, (path, values) in zip(point, space.items())}
+        for point in points
+    )
+    return list({canonical_json(list(setting.values())): setting for setting in found}.values())
+
+
+def _at(values: list[Any] | Range, u: float, written: Any) -> Any:
+    """The value at a number between 0 and 1, to four digits."""
+    if isinstance(values, list):
+        return values[int(u * len(values))]
+    low, high = values.low, values.high
+    whole = isinstance(low, int) and isinstance(high, int) and not isinstance(written, float)
+    end = high + whole  # the largest integer has as large a share as the others
+    value = low * (end / low) ** u if values.log else low + (end - low) * u
+    return math.floor(value) if whole else min(max(float(f"{value:.4g}"), low), high)
+
+
+def _value(written: Mapping[str, Any], path: Path) -> Any:
+    for name in path:
+        written = written.get(name) if isinstance(written, dict) else None  # type: ignore[assignment]
+    return written

@@ -1,0 +1,225 @@
+"""``smimbench tune``: searches settings of algorithms on seeds of their own; a trial is a cell like any other.
+
+Records of trials lie in ``results/SUITE/tuning``, each finished search in ``choices`` there, under a hash of all that was asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from smimbench.files import canonical_json, read_json, write_atomically
+from smimbench.numerics.seeds import TUNING
+from smimbench.problem.problem import specification
+from smimbench.registry.adapters import refusal
+from smimbench.registry.parameters import build
+from smimbench.registry.registry import get_registry
+from smimbench.run.choice import log_error, ranked, score
+from smimbench.run.record import digest_of, plain, sealed, text_of
+from smimbench.run.store import TRIALS, Store
+from smimbench.suite import SuiteError
+from smimbench.suite.cells import Cell
+from smimbench.suite.overrides import selects
+from smimbench.suite.settings import trials_of, with_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from smimbench.files import JsonObject
+    from smimbench.suite.cells import ProblemPlan, Suite
+    from smimbench.suite.settings import Setting
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The search of the setting of one algorithm on one problem, at all of its sample ratios and dimensions."""
+
+    suite: Suite
+    plan: ProblemPlan
+    table: JsonObject
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Labels of problem and algorithm."""
+        return self.plan.label, self.table["label"]
+
+    @cached_property
+    def question(self) -> JsonObject:
+        """All that the choice depends on. Seeds of the suite are not among it."""
+        plan, table, run = self.plan, self.table, self.suite.run
+        asked = {"problem": plan.problem.spec, "algorithm": table["spec"], "tune": table["tune"], "alpha": plan.alphas,
+                 "dimension": plan.dimensions, "target": run.target, **run.of_cell(()).identity()}  # fmt: skip
+        return dict(asked)
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return f"{hashlib.sha256(canonical_json(self.question).encode()).hexdigest()[:24]}.json"
+
+    @cached_property
+    def trials(self) -> list[tuple[Setting, JsonObject]]:
+        """Settings that are tried, each with the algorithm that it makes."""
+        entry = get_registry().get("algorithm", self.table["name"])
+        return [
+            (
+                setting,
+                specification(entry, build(entry.item, "algorithm", with_setting(self.table["parameters"], setting))),
+            )
+            for setting in trials_of(self.table["tune"], self.table["spec"])
+        ]
+
+    def cells(self, trial: int, seeds: int, backend: str) -> list[Cell]:
+        """Runs of a trial on the first of the seeds for tuning."""
+        spec, run, (problem, label) = self.trials[trial][1], self.suite.run.of_cell(()), self.place
+        return [
+            Cell(self.plan.problem.spec, spec, alpha, dimension, seed, TUNING, backend, run, problem, label)
+            for seed in range(seeds)
+            for dimension in self.plan.dimensions
+            for alpha in self.plan.alphas
+        ]
+
+    def proceed(self, records: Mapping[str, JsonObject], backend: str) -> tuple[list[Cell], JsonObject | None]:
+        """Cells that have to run next, or the result of the search.
+
+        In every round the better half of the trials goes on, with twice as many seeds: successive halving. A trial of which a run
+        has no estimate is out.
+        """
+        left, seeds, rounds, ran = list(range(len(self.trials))), 1, [], 0
+        while True:
+            cells = {trial: self.cells(trial, seeds, backend) for trial in left}
+            missing = [cell for own in cells.values() for cell in own if cell.key not in records]
+            if missing:
+                return missing, None
+            scores = {
+                k: score(log_error(records[c.key], self.suite.run.target) for c in own) for k, own in cells.items()
+            }
+            ran += sum(len(own) for own in cells.values()) // (1 if seeds == 1 else 2)
+            rounds.append({"seeds": seeds, "errors": [_rounded(scores.get(k)) for k in range(len(self.trials))]})
+            best = ranked(scores)
+            left = [trial for trial in best[: -(-len(left) // 2)] if math.isfinite(scores[trial])]
+            if len(left) < 2:
+                break
+            seeds *= 2
+        settings = [{".".join(path): value for path, value in setting.items()} for setting, _ in self.trials]
+        chosen = left[0] if left else None
+        spec = None if chosen is None else self.trials[chosen][1]
+        return [], {
+            "backend": backend,
+            "trials": settings,
+            "rounds": rounds,
+            "runs": ran,
+            "chosen": chosen,
+            "algorithm": spec,
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Geometric mean of errors to six digits, which all machines agree on; None: not run, or a run has no estimate."""
+    return None if value is None or not math.isfinite(value) else float(f"{math.exp(value):.6g}")
+
+
+def searches(suite: Suite) -> list[Search]:
+    """All searches that a suite asks for, whatever its ``--only``."""
+    found = []
+    for plan in suite.plans:
+        for table in suite.algorithms if not plan.theory_only else ():
+            if table["tune"]:
+                item = build(get_registry().get("algorithm", table["name"]).item, "algorithm", table["parameters"])
+                found += [] if refusal(item, plan.problem) else [Search(suite, plan, table)]
+    return found
+
+
+def chosen_searches(suite: Suite) -> list[Search]:
+    """Searches that ``--only`` leaves.
+
+    Raises
+    ------
+    SuiteError
+        If there are none.
+    """
+    words = {table["label"]: words for table, words in suite.algorithm_words()}
+    found = [
+        one
+        for one in searches(suite)
+        if selects(suite.only, problem=one.plan.label, algorithm=words[one.table["label"]])
+    ]
+    if not found:
+        how = "add a table [algorithms.tune] below one, with learning_rate = { low = 0.01, high = 1.0, log = true }"
+        raise SuiteError(suite.file, "algorithms", f"none of them says what to tune; {how}")
+    return found
+
+
+def search_all(
+    suite: Suite, store: Store, backend: str, run: Callable[[list[Cell], Store], bool]
+) -> list[tuple[Search, JsonObject | None]]:
+    """Do the searches of a suite side by side, each only once, and return their results; None where one is not finished.
+
+    Parameters
+    ----------
+    run : callable
+        Runs cells, keeps their records in the store that it is given, and says whether all have been run.
+    """
+    own, found = tuning_store(store), {search: read_choice(search, store) for search in chosen_searches(suite)}
+    while True:
+        records = {record["key"]: record for record in own.load(compact=True).values()}
+        missing: list[Cell] = []
+        for search in [one for one, result in found.items() if result is None]:
+            cells, result = search.proceed(records, backend)
+            missing += cells
+            if result is not None:
+                keep_choice(search, store, result)
+                found[search] = read_choice(search, store)
+        if not missing or not run(missing, own):
+            return list(found.items())
+
+
+def tuning_store(store: Store) -> Store:
+    """Records of trials, apart from those that are scored."""
+    return Store(store.folder / TRIALS)
+
+
+def keep_choice(search: Search, store: Store, found: JsonObject) -> None:
+    """Store the result of a search."""
+    document = sealed(plain({"question": search.question, **found}))
+    write_atomically(choice_file(search, store), text_of(document).encode())
+
+
+def read_choice(search: Search, store: Store) -> JsonObject | None:
+    """The stored result of a search, if there is one.
+
+    Raises
+    ------
+    SuiteError
+        If it was changed after it was written.
+    """
+    path = choice_file(search, store)
+    try:
+        found: JsonObject = read_json(path)
+        if digest_of(found) != found["digest"]:
+            raise ValueError("changed after it was written (digest does not match)")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SuiteError(str(path), "", f"{error}; remove it and tune again") from None
+    return found
+
+
+def choice_file(search: Search, store: Store) -> Path:
+    """Where the result of a search is stored."""
+    return tuning_store(store).folder / "choices" / search.name
+
+
+def tuned(suite: Suite, store: Store) -> Suite:
+    """The suite with the settings that ``smimbench tune`` has chosen, as far as it was called."""
+    choices: dict[tuple[str, str], Any] = {}
+    for search in searches(suite):
+        found = read_choice(search, store)
+        if found and found["algorithm"]:
+            how = {"of": search.table["spec"], "tune": search.table["tune"], "trials": len(found["trials"]),
+                   "runs": found["runs"], "search": found["digest"]}  # fmt: skip
+            choices[search.place] = {"algorithm": found["algorithm"], "tuning": how}
+    return replace(suite, choices=choices)

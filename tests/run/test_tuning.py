@@ -1,0 +1,410 @@
+"""``smimbench tune``: what it tries, on which seeds, what it chooses, and what a run makes of it."""
+
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+
+import smimbench
+from smimbench.numerics.seeds import STREAMS, TUNING
+from smimbench.problem.problem import seed_sequence
+from smimbench.run.record import sealed, text_of
+from smimbench.run.store import Store
+from smimbench.run.tuning import searches, tuned
+from smimbench.suite import SuiteError
+from smimbench.suite.reader import load_suite
+from smimbench.suite.settings import trials_of
+from tests.helpers import LINE, call, call_outside, command, environment, suite_text, write_suite
+
+RATE = "learning_rate = { low = 0.001, high = 0.1, log = true }"
+SGD = f'name = "sgd"\nsteps = 8\n[algorithms.tune]\n{RATE}\n'
+TEXT = suite_text(LINE, [0.5, 1.0], 20, 3, 'name = "ridge"', SGD)
+POINTS = 2
+
+
+def files(folder) -> dict[str, bytes]:
+    """Results of searches by name."""
+    return {path.name: path.read_bytes() for path in folder.glob("choices/*.json")}
+
+
+def tune(capsys, path, results, *more) -> list[dict]:
+    """Tune, and the results of all searches."""
+    code, out, err = call(capsys, "tune", path, "--results", results, "--json", *more)
+    assert code == 0, err
+    return json.loads(out)
+
+
+def run(capsys, path, results, *more) -> tuple[dict, str]:
+    """Run, the document, and what was said."""
+    code, out, err = call(capsys, "run", path, "--results", results, "--json", "--no-figure", *more)
+    assert code == 0, err
+    return json.loads(out), err
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A suite that was tuned and then run."""
+    folder = tmp_path_factory.mktemp("tuned")
+    path = write_suite(folder, TEXT)
+    for word in ("tune", "run"):
+        call_outside(word, path, "--results", folder / "results", *(["--no-figure"] if word == "run" else []))
+    return path, folder / "results"
+
+
+# -- the seeds ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_seed_for_tuning_is_one_that_is_scored(done):
+    path, results = done
+    own = Store(results / "small" / "tuning").load().values()
+    scored = Store(results / "small").load().values()
+    assert {record["cell"]["seed"] for record in own} == {TUNING}
+    assert {record["cell"]["seed"] for record in scored} == {0}
+    suite = load_suite(path)
+
+    def states(cells, stream):
+        found = set()
+        for cell in cells:
+            place = cell["seed"], suite.plans[0].problem.identity, cell["alpha"], cell["dimension"], cell["replicate"]
+            found.add(tuple(seed_sequence(*place, stream).generate_state(4)))
+        return found
+
+    for stream in STREAMS:
+        first, second = (states([record["cell"] for record in one], stream) for one in (own, scored))
+        assert len(first) == POINTS * 4
+        assert len(second) == POINTS * 3
+        assert not first & second
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**62, 2**63])
+def test_the_data_of_tuning_are_independent_of_those_of_every_seed_that_a_suite_may_have(tmp_path, seed):
+    plan = load_suite(write_suite(tmp_path, TEXT), [f"grid.seed={seed}"]).plans[0]
+    found = [plan.problem.instance(1.0, 400, 0, seed=root).signal.ravel() for root in (seed, TUNING)]
+    assert abs(found[0] @ found[1]) / 400 < 4 / math.sqrt(400)
+    with pytest.raises(SuiteError, match=r"grid\.seed"):
+        load_suite(write_suite(tmp_path, TEXT), [f"grid.seed={TUNING}"])
+
+
+# -- the trials -----------------------------------------------------------------------------------------------------------
+
+
+def trials(count: int, written: dict, **space) -> list[dict]:
+    """Settings that are tried."""
+    return trials_of({"trials": count, "space": space}, written)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 16, 64])
+@pytest.mark.parametrize("log", [False, True])
+def test_every_part_of_a_range_has_one_trial(count, log):
+    """A scrambled Sobol sequence of 2^m points has one in each of 2^m equal parts."""
+    low, high = 0.02, 7.0
+    found = [setting["a",] for setting in trials(count, {"a": 0.1}, a={"low": low, "high": high, "log": log})]
+    values = np.log(np.array(found) / low) / math.log(high / low) if log else (np.array(found) - low) / (high - low)
+    assert sorted(np.floor(values * count + 1e-3 * count * (values * count % 1 > 0.99))) == list(range(count))
+
+
+def test_two_ranges_are_covered_together():
+    inner = {"of.b": {"low": 1e-4, "high": 1.0, "log": True}}
+    found = trials(16, {"a": 1.0, "of": {"b": 0.1}}, a={"low": 1.0, "high": 2.0}, **inner)
+    cells = {(int(4 * (one["a",] - 1)), int(math.log10(one["of", "b"]) + 4)) for one in found}
+    assert cells == set(itertools.product(range(4), range(4)))
+
+
+def test_integers_and_lists():
+    assert sorted(one["a",] for one in trials(8, {"a": 3}, a={"low": 1, "high": 8})) == list(range(1, 9))
+    assert all(isinstance(one["a",], float) for one in trials(8, {"a": 3.0}, a={"low": 1, "high": 8}))
+    both = {"a": [0.1, 0.2], "b": ["x", "y", "z"]}
+    assert len(trials(6, {}, **both)) == 6
+    assert len({str(one) for one in trials(6, {}, **both)}) == 6
+    assert 2 <= len(trials(4, {}, **both)) <= 4
+
+
+# -- the search -----------------------------------------------------------------------------------------------------------
+
+
+def search_of(tmp_path, trials: int):
+    """A search that was not run."""
+    suite = load_suite(write_suite(tmp_path, TEXT), [f"algorithms.sgd.tune.trials={trials}"])
+    return searches(suite)[0]
+
+
+def finish(search, error) -> tuple[dict, int]:
+    """Result of a search whose runs end with the errors ``error(trial, seed)``, and the number of runs."""
+    names = [spec["learning_rate"] for _, spec in search.trials]
+    records: dict[str, dict] = {}
+    while True:
+        missing, found = search.proceed(records, "numpy")
+        if found is not None:
+            return found, len(records)
+        for cell in missing:
+            value = error(names.index(cell.algorithm["learning_rate"]), cell.replicate)
+            lost = not math.isfinite(value)
+            records[cell.key] = {"status": "diverged" if lost else "ok", "metrics": {} if lost else {"mse": [value]}}
+
+
+@pytest.mark.parametrize(
+    ("trials", "runs"), [(2, 2), (3, 3 + 2), (4, 4 + 2), (5, 5 + 3 + 2 * 2), (8, 8 + 4 + 2 * 2), (16, 16 + 8 + 8 + 8)]
+)
+def test_half_of_the_trials_go_on_with_twice_the_seeds(tmp_path, trials, runs):
+    search = search_of(tmp_path, trials)
+    found, ran = finish(search, lambda trial, seed: 1 + ((3 * trial + 1) % trials) + 0.01 * seed)
+    assert ran == found["runs"] == POINTS * runs
+    assert (3 * found["chosen"] + 1) % trials == min((3 * k + 1) % trials for k in range(trials))
+    assert [one["seeds"] for one in found["rounds"]] == [2**k for k in range(len(found["rounds"]))]
+
+
+def test_the_choice_among_noisy_trials_is_near_the_best(tmp_path):
+    """A trial is chosen by four seeds at the end: a trial that is better by many times their scatter is found."""
+    search, rng = search_of(tmp_path, 8), np.random.default_rng(0)
+    chosen = []
+    for _ in range(40):
+        best = int(rng.integers(8))
+        noise = np.exp(0.1 * rng.standard_normal((8, 4)))
+        found, _ = finish(
+            search, lambda trial, seed, best=best, noise=noise: (0.5 if trial == best else 1.0) * noise[trial, seed]
+        )
+        chosen.append(found["chosen"] == best)
+    assert all(chosen)
+
+
+def test_a_trial_that_fails_once_is_out(tmp_path):
+    search = search_of(tmp_path, 8)
+    found, _ = finish(search, lambda trial, seed: math.inf if trial in (0, 1) and seed == 1 else 1.0 + trial)
+    assert found["chosen"] == 2
+    assert found["rounds"][1]["errors"][:2] == [None, None]
+    found, ran = finish(search, lambda trial, seed: 1.0 if trial == 5 else math.inf)
+    assert (found["chosen"], ran) == (5, 8 * POINTS)
+    found, _ = finish(search, lambda trial, seed: math.inf)
+    assert found["chosen"] is found["algorithm"] is None
+
+
+# -- from the command line ------------------------------------------------------------------------------------------------
+
+
+def test_tuning_again_gives_the_same_choice_and_runs_nothing(done, tmp_path, capsys):
+    path, results = done
+    before = files(results / "small" / "tuning")
+    records = {one: one.stat().st_mtime_ns for one in (results / "small" / "tuning").glob("*.json")}
+    tune(capsys, path, results)
+    assert files(results / "small" / "tuning") == before
+    assert {one: one.stat().st_mtime_ns for one in records} == records
+    (elsewhere,) = tune(capsys, path, tmp_path / "results", "--workers", 2)
+    assert files(tmp_path / "results" / "small" / "tuning") == before
+    assert elsewhere["runs"] == 16 * POINTS
+
+
+def test_a_search_goes_on_after_a_kill(done, tmp_path, capsys):
+    path, results = done
+    own = tmp_path / "results" / "small" / "tuning"
+    process = subprocess.Popen(
+        command("tune", path, "--results", tmp_path / "results", "--workers", 1, "--quiet"), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, env=environment(), start_new_session=True,
+    )  # fmt: skip
+    while len(list(own.glob("*.json"))) < 5 and process.poll() is None:
+        pass
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {one: one.read_bytes() for one in own.glob("*.json") if one.name != "run.json"}
+    assert 0 < len(kept) < 16 * POINTS
+    tune(capsys, path, tmp_path / "results")
+    assert files(own) == files(results / "small" / "tuning")
+    assert {one: one.read_bytes() for one in kept} == kept
+
+
+def test_a_run_says_that_tuning_was_not_done_and_uses_what_is_written(tmp_path, capsys):
+    document, err = run(capsys, write_suite(tmp_path, TEXT), tmp_path / "results")
+    assert "smimbench: not tuned, run as written: sgd ('smimbench tune' chooses their parameters)\n" in err
+    assert {row["settings"] for row in document["rows"]} == {"default"}
+    code, out, _ = call(capsys, "show", tmp_path / "small.toml", "--results", tmp_path / "results")
+    assert code == 0
+    assert " default " in out
+
+
+def test_a_run_uses_the_choice_and_its_key_holds_the_search(done, capsys):
+    path, results = done
+    (found,) = tune(capsys, path, results)
+    document, err = run(capsys, path, results)
+    assert "tuned" not in err
+    settings = {row["algorithm"]: row["settings"] for row in document["rows"]}
+    assert settings == {"ridge": "default", "sgd": "tuned, 8 trials"}
+    cells = [record["cell"] for record in Store(results / "small").load().values() if record["algorithm"] == "sgd"]
+    assert len(cells) == POINTS * 3
+    for cell in cells:
+        assert cell["algorithm"] == found["algorithm"]
+        assert cell["tuning"]["search"] == found["digest"]
+        assert (cell["tuning"]["trials"], cell["tuning"]["runs"]) == (8, 16 * POINTS)
+        assert cell["tuning"]["of"]["learning_rate"] != cell["algorithm"]["learning_rate"]
+    code, out, _ = call(capsys, "show", path, "--results", results)
+    assert code == 0
+    assert "tuned, 8 trials" in " ".join(out.split())
+
+
+def test_results_with_choices_are_shown_packed_and_verified(done, tmp_path, capsys):
+    path, results = done
+    whole, _ = run(capsys, path, results)
+    for name in (results / "small", tmp_path / "packed.json"):
+        if not name.exists():
+            assert call(capsys, "show", path, "--results", results, "--pack", name)[0] == 0
+        code, out, err = call(capsys, "show", name, "--json")
+        assert code == 0, err
+        assert json.loads(out)["rows"] == whole["rows"]
+        code, out, err = call(capsys, "verify", name, "--cells", 4)
+        assert code == 0, err
+        assert "4 cells run again: all agree" in out
+
+
+def test_a_choice_that_its_trials_do_not_give_is_found(done, tmp_path, capsys):
+    path, results = done
+    code, out, err = call(capsys, "verify", path, "--results", results)
+    assert code == 0, err
+    assert f"{16 * POINTS + 1} trials: all agree" in out
+    assert "1 choices: all agree" in out
+    shutil.copytree(results, tmp_path / "results")
+    (choice,) = (tmp_path / "results" / "small" / "tuning" / "choices").glob("*.json")
+    document = json.loads(choice.read_bytes())
+    document["rounds"][0]["errors"][0] *= 1.01
+    choice.write_text(
+        text_of(sealed({key: value for key, value in document.items() if key != "digest"})), encoding="utf-8"
+    )
+    code, out, _ = call(capsys, "verify", path, "--results", tmp_path / "results")
+    assert code == 1
+    assert f"{choice}: its trials give another choice" in out.replace("\n", "")
+
+
+def test_tuning_from_python(done, tmp_path):
+    path, results = done
+    (found,) = smimbench.tune(path, results=tmp_path / "results")
+    assert files(tmp_path / "results" / "small" / "tuning") == files(results / "small" / "tuning")
+    rows = smimbench.run(path, results=tmp_path / "results")
+    assert {row["settings"] for row in rows} == {"default", "tuned, 8 trials"}
+    assert smimbench.show(path, results=tmp_path / "results") == rows
+    assert (found["problem"], found["chosen"] is not None) == ("line", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ("grid.seed=5", True),  # new scores do not need another choice
+        ("grid.seeds=2", True),
+        ("problem.label=other", True),
+        ("run.metrics=['mse']", True),
+        ("grid.dimension=24", False),
+        ("grid.alpha=[0.5]", False),
+        ("problem.channel.noise=0.3", False),
+        ("algorithms.sgd.steps=9", False),
+        ("algorithms.sgd.tune.trials=4", False),
+        ("run.dtype=float32", False),
+    ],
+)
+def test_a_choice_holds_for_the_problem_that_it_was_made_on(done, change, same):
+    path, results = done
+    suite = tuned(load_suite(path, [change]), Store(results / "small"))
+    assert bool(suite.choices) is same
+    assert any(cell.tuning for cell in suite.cells()) is same
+
+
+def test_only_picks_what_is_tuned(tmp_path, capsys):
+    path = write_suite(
+        tmp_path, TEXT + f'\n[[algorithms]]\nname = "adam"\nsteps = 4\n[algorithms.tune]\ntrials = 2\n{RATE}\n'
+    )
+    (found,) = tune(capsys, path, tmp_path / "results", "--only", "algorithm=adam", "--only", "alpha=0.5")
+    assert (found["algorithm"]["name"], found["runs"]) == ("adam", 2 * POINTS)
+    code, _, err = call(capsys, "tune", path, "--results", tmp_path / "results", "--only", "algorithm=ridge")
+    assert code == 2
+    assert "algorithms: none of them says what to tune; add a table [algorithms.tune]" in err
+    assert err.count("\n") == 1
+
+
+def test_a_choice_that_was_changed_is_not_used(done, tmp_path, capsys):
+    path, results = done
+    (name, text), *_ = files(results / "small" / "tuning").items()
+    changed = tmp_path / "results" / "small" / "tuning" / "choices" / name
+    changed.parent.mkdir(parents=True)
+    changed.write_bytes(text.replace(b'"chosen": ', b'"chosen": 1'))
+    for word in ("tune", "run", "show"):
+        code, _, err = call(capsys, word, path, "--results", tmp_path / "results")
+        assert code == 2
+        assert (
+            err
+            == f"smimbench: {changed}: changed after it was written (digest does not match); remove it and tune again\n"
+        )
+
+
+BAD = {
+    "": ("", "names no parameter to tune"),
+    "learning_rate = { low = 1.0, high = 0.1 }": (".learning_rate", "low must be less than high"),
+    "learning_rate = { low = 0.0, high = 0.1, log = true }": (".learning_rate", "low must be > 0 where log is true"),
+    "learning_rate = { low = -1.0, high = 0.1 }": (".learning_rate", "-1.0"),
+    "learning_rate = { low = 0.1 }": (".learning_rate.high", "is missing"),
+    "learning_rate = { low = 0.1, high = 1.0, base = 2 }": (".learning_rate.base", ""),
+    "learning_rate = 0.1": (".learning_rate", "must be a list, or a range as { low = 0.01"),
+    "learning_rate = []": (".learning_rate", "must not be empty"),
+    "learning_rate = [0.1, 0.1]": (".learning_rate", "listed twice"),
+    "rate = [0.1, 0.2]": (".rate", "unknown key, choose from"),
+    "schedule = ['cosine', 'none']": (".schedule", "cosine"),
+    "steps = [10, 20]": (".steps", "belong to the problem and are not tuned; remove it"),
+    "steps = { low = 10, high = 20 }": (".steps", "belong to the problem and are not tuned; remove it"),
+    "batch = [4, 8]": (".batch", "belong to the problem and are not tuned; remove it"),
+    f"trials = 1\n{RATE}": (".trials", "at least 2"),
+    f"trials = 2.5\n{RATE}": (".trials", "must be an integer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lines", BAD)
+def test_a_mistake_in_what_to_tune_is_one_line(tmp_path, lines):
+    key, words = BAD[lines]
+    text = suite_text(LINE, [0.5], 20, 1, f'name = "sgd"\nsteps = 8\n[algorithms.tune]\n{lines}\n')
+    with pytest.raises(SuiteError) as error:
+        load_suite(write_suite(tmp_path, text))
+    assert f"algorithms[0].tune{key}: " in str(error.value)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_of_the_algorithm_itself_is_not_tuned(tmp_path):
+    table = (
+        f'name = "sgd"\nsteps = [4, 8]\nlearning_rate = [0.1, 0.2]\n[algorithms.tune]\nmomentum = [0.0, 0.5]\n{RATE}\n'
+    )
+    found = searches(load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table))))
+    assert [search.place[1] for search in found] == [
+        f"sgd, steps {k}, learning_rate {r}" for k in (4, 8) for r in (0.1, 0.2)
+    ]
+    assert {path for search in found for setting, _ in search.trials for path in setting} == {("momentum",)}
+    path = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table.replace("momentum = [0.0, 0.5]", "")))
+    assert not searches(load_suite(path))
+
+
+def test_an_algorithm_stands_next_to_its_tuned_self(tmp_path):
+    path = write_suite(tmp_path, TEXT + '\n[[algorithms]]\nname = "sgd"\nlabel = "as it is"\nsteps = 8\n')
+    assert [table["label"] for table in load_suite(path).algorithms] == ["ridge", "sgd", "as it is"]
+
+
+def test_parameters_within_another_algorithm_are_tuned(tmp_path):
+    inner = 'of = { name = "sgd", steps = 4, learning_rate = 0.1 }'
+    table = f'name = "averaged"\nstudents = 2\n{inner}\n[algorithms.tune]\ntrials = 4\nof.{RATE}\n'
+    (search,) = searches(load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table))))
+    assert len({spec["of"]["learning_rate"] for _, spec in search.trials}) == 4
+    assert {spec["of"]["steps"] for _, spec in search.trials} == {4}
+
+
+ORIGINS = {
+    'name = "sgd"': "default",
+    'name = "sgd"\nsteps = 8': "default",
+    'name = "sgd"\nsteps = 8\nbatch = 4\nlabel = "x"': "default",
+    'name = "sgd"\nlearning_rate = 0.3': "by hand",
+    'name = "sgd"\nlearning_rate = 0.3\nsteps = 8\npublished = "arXiv:2506.01582"': "as published",
+    'name = "averaged"\nof = "sgd"': "by hand",
+    'name = "gamp"': "default",
+}
+
+
+@pytest.mark.parametrize("table", ORIGINS)
+def test_tables_say_where_parameters_are_from(tmp_path, table):
+    suite = load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table)))
+    assert [cell.origin for cell in suite.cells()] == [ORIGINS[table]]
