@@ -115,8 +115,14 @@ def _solved(
         points = published_points(part, published, suite.figure.xlim, most) if published else None
         if published and points is None:
             request.remark([f"no table {part.table} in {published}: {part.label} is not compared"])
-        if points is not None and not part.is_threshold and not part.curve.algorithm:
-            alphas[part.plans[0].label] |= {*(points.alpha / part.factor).tolist()}
+        if not part.is_threshold and not part.curve.algorithm:
+            low, high = suite.figure.xlim
+            at = [
+                max(low, high / 1000),
+                high,
+                *(points.alpha if points else ()),
+            ]  # from one end of the axis to the other
+            alphas[part.plans[0].label] |= {float(x / part.factor) for x in at}
         tables.append(points)
     if campaign is not None:
         with run_progress(campaign, silent=silent) as (on_record, on_look):

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from smimbench.suite.schema import Curve
 
 INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = "inside", "known correction", "outside", "not compared"
-SAME_POINT = 0.01
-"""Relative distance up to which a run counts as at a published point; doubled, steep curves are off by more than their band."""
+SAME_POINT = 0.02
+"""Relative distance up to which a run (of a whole number of samples) is at a published point; doubled, steep curves are off by
+more than their band."""
 CROSSES = 24
 """Published points of a line that are drawn at the most; doubled, they hide the line."""
 
