@@ -106,14 +106,7 @@ def tune(
 ) -> list[JsonObject]:
     """Search the parameters that ``[algorithms.tune]`` names, on seeds that no score uses; ``run`` then uses the choice.
 
-    The arguments are those of ``run``.
-
-    Returns
-    -------
-    list of dict
-        For each problem and algorithm: the ``trials``; the ``rounds``, each with its number of ``seeds`` and the geometric mean
-        of the ``errors`` of every trial (None: it was out, or a run had no estimate); the number of ``runs``; which trial was
-        ``chosen`` (None: every one failed), and the ``algorithm`` that it makes.
+    The arguments are those of ``run``; see ``smimbench.run.tuning.search_all`` for what is returned.
     """
     from pathlib import Path
 
@@ -128,8 +121,7 @@ def tune(
         campaign.run()
         return not campaign.left()
 
-    found = search_all(suite, Store(Path(results) / suite.name), backend, work)
-    return [{**dict(zip(("problem", "algorithm"), search.place)), **(result or {})} for search, result in found]
+    return search_all(suite, Store(Path(results) / suite.name), backend, work)
 
 
 def show(

@@ -185,22 +185,18 @@ def tune(
         return not campaign.left()
 
     found = search_all(suite, request.store(suite), backend, work)
+    finished = [one for one in found if "rounds" in one]
     if request.as_json:
-        print_json(
-            [
-                {**dict(zip(("problem", "algorithm"), one.place)), **(result or {"rounds": None})}
-                for one, result in found
-            ]
-        )
-    for search, result in found if not request.as_json else ():
-        if result:
-            make_console().print(search_table(*search.place, result), "", crop=False, sep="\n")
-    if not all(result for _, result in found):
+        print_json(found)
+    else:
+        for one in finished:
+            make_console().print(search_table(one), "", crop=False, sep="\n")
+    if len(finished) < len(found):
         request.remark(["the budget is spent; tune again to go on"])
         return AGAIN
     if not request.as_json:
-        click.echo(f"scores:  {request.typed('run')}")
-    return OK if all(result["algorithm"] for _, result in found if result) else NOT_OK
+        click.echo(f"next:    {request.typed('run')}")
+    return OK if all(one["algorithm"] for one in found) else NOT_OK
 
 
 def _part_of_suite(text: str | None) -> Shard | None:

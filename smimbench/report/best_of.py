@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from smimbench.report.labels import grouped
-from smimbench.run.choice import log_error, ranked, score
+from smimbench.run.choice import log_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +48,8 @@ def best_of(pairs: Sequence[Pair], target: float) -> list[Pair]:
         label = f"{family}, best of {len(runs)}"
         algorithm = {"name": members[0][0].algorithm["name"], "best_of": list(runs)}
         for held_out in replicates:
-            scores = {n: score(e for place, e in own.items() if place[0] != held_out) for n, own in errors.items()}
-            chosen = runs[ranked(scores)[0]]
+            scores = {n: fmean(e for place, e in own.items() if place[0] != held_out) for n, own in errors.items()}
+            chosen = runs[min(scores, key=scores.__getitem__)]
             found += [
                 (
                     replace(

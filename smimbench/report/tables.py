@@ -10,18 +10,7 @@ from rich.text import Text
 
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
-from smimbench.report.columns import (
-    SHORT,
-    Column,
-    make_table,
-    marked_z,
-    measured,
-    number,
-    percent,
-    plain,
-    seconds,
-    uncertain,
-)
+from smimbench.report.columns import SHORT, Column, make_table, marked_z, measured, number, percent, seconds, uncertain
 from smimbench.report.labels import grouped, letter_of, place
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
 
@@ -239,7 +228,7 @@ def extrapolated_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
 # -- tuning ---------------------------------------------------------------------------------------------------------------
 
 
-def search_table(problem: str, algorithm: str, found: JsonObject) -> RenderableType:
+def search_table(found: JsonObject) -> RenderableType:
     """The trials of a search with their errors in every round, the best first."""
     rounds = {f"round{k}": one for k, one in enumerate(found["rounds"])}
     names = list(dict.fromkeys(name for setting in found["trials"] for name in setting))
@@ -251,8 +240,8 @@ def search_table(problem: str, algorithm: str, found: JsonObject) -> RenderableT
         errors = {key: one["errors"][k] for key, one in rounds.items()}
         known = [error for error in errors.values() if error is not None] or [math.inf]
         rows.append({**setting, **errors, "far": (-len(known), known[-1]), "chosen": "chosen" * (k == found["chosen"])})
-    columns.append(Column("", plain, fields="chosen"))
-    title = f"{problem}: {algorithm}, {len(rows)} trials, {found['runs']} runs; mean error"
+    columns.append(Column("", str, fields="chosen"))
+    title = f"{found['problem']}: {found['label']}, {len(rows)} trials, {found['runs']} runs; mean error"
     chosen = {} if found["chosen"] is None else found["trials"][found["chosen"]]
     edges = [
         f"the {word} {name} is chosen: widen its range"

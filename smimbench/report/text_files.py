@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ROW = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
     "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "optimum", "ratio_to_bayes",
-    "seconds", "iterations", "per_iteration", "status_counts",
+    "seconds", "iterations", "per_iteration", "status_counts", "settings",
 ]  # fmt: skip
 
 

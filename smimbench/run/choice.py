@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from smimbench.run.loop import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from smimbench.files import JsonObject
-
-T = TypeVar("T")
 
 LOST = (Status.DIVERGED.value, Status.FAILED.value)
 """How runs end that have no estimate."""
@@ -27,14 +23,3 @@ def log_error(record: JsonObject, target: float) -> float:
     if record["status"] in LOST or not all(value is not None and math.isfinite(value) for value in values):
         return math.inf
     return math.log(max(math.fsum(values), target))
-
-
-def score(errors: Iterable[float]) -> float:
-    """Mean of logarithms of errors; infinity if one of them is."""
-    known = list(errors)
-    return math.fsum(known) / len(known)
-
-
-def ranked(scores: Mapping[T, float]) -> list[T]:
-    """Settings, the best first; of equal ones the first."""
-    return sorted(scores, key=lambda setting: scores[setting])

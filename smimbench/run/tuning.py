@@ -9,6 +9,7 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json, read_json, write_atomically
@@ -17,7 +18,7 @@ from smimbench.problem.problem import specification
 from smimbench.registry.adapters import refusal
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
-from smimbench.run.choice import log_error, ranked, score
+from smimbench.run.choice import log_error
 from smimbench.run.record import digest_of, plain, sealed, text_of
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
@@ -51,9 +52,8 @@ class Search:
     def question(self) -> JsonObject:
         """All that the choice depends on. Seeds of the suite are not among it."""
         plan, table, run = self.plan, self.table, self.suite.run
-        asked = {"problem": plan.problem.spec, "algorithm": table["spec"], "tune": table["tune"], "alpha": plan.alphas,
-                 "dimension": plan.dimensions, "target": run.target, **run.of_cell(()).identity()}  # fmt: skip
-        return dict(asked)
+        return {"problem": plan.problem.spec, "algorithm": table["spec"], "tune": table["tune"], "alpha": plan.alphas,
+                "dimension": plan.dimensions, "target": run.target, **run.of_cell(()).identity()}  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -63,14 +63,11 @@ class Search:
     @cached_property
     def trials(self) -> list[tuple[Setting, JsonObject]]:
         """Settings that are tried, each with the algorithm that it makes."""
-        entry = get_registry().get("algorithm", self.table["name"])
-        return [
-            (
-                setting,
-                specification(entry, build(entry.item, "algorithm", with_setting(self.table["parameters"], setting))),
-            )
-            for setting in trials_of(self.table["tune"], self.table["spec"])
-        ]
+        entry, found = get_registry().get("algorithm", self.table["name"]), []
+        for setting in trials_of(self.table["tune"], self.table["spec"]):
+            item = build(entry.item, "algorithm", with_setting(self.table["parameters"], setting))
+            found.append((setting, specification(entry, item)))
+        return found
 
     def cells(self, trial: int, seeds: int, backend: str) -> list[Cell]:
         """Runs of a trial on the first of the seeds for tuning."""
@@ -85,21 +82,21 @@ class Search:
     def proceed(self, records: Mapping[str, JsonObject], backend: str) -> tuple[list[Cell], JsonObject | None]:
         """Cells that have to run next, or the result of the search.
 
-        In every round the better half of the trials goes on, with twice as many seeds: successive halving. A trial of which a run
-        has no estimate is out.
+        In every round the better half of the trials goes on, with twice as many seeds: successive halving, from as many seeds
+        that the last two are compared on at least four. A trial of which a run has no estimate is out.
         """
-        left, seeds, rounds, ran = list(range(len(self.trials))), 1, [], 0
+        left, rounds, ran = list(range(len(self.trials))), [], 0
+        first = seeds = max(1, 8 >> (len(left) - 1).bit_length())
         while True:
             cells = {trial: self.cells(trial, seeds, backend) for trial in left}
             missing = [cell for own in cells.values() for cell in own if cell.key not in records]
             if missing:
                 return missing, None
-            scores = {
-                k: score(log_error(records[c.key], self.suite.run.target) for c in own) for k, own in cells.items()
-            }
-            ran += sum(len(own) for own in cells.values()) // (1 if seeds == 1 else 2)
+            target = self.suite.run.target
+            scores = {trial: fmean(log_error(records[c.key], target) for c in own) for trial, own in cells.items()}
+            ran += sum(len(own) for own in cells.values()) // (1 if seeds == first else 2)
             rounds.append({"seeds": seeds, "errors": [_rounded(scores.get(k)) for k in range(len(self.trials))]})
-            best = ranked(scores)
+            best = sorted(scores, key=scores.__getitem__)
             left = [trial for trial in best[: -(-len(left) // 2)] if math.isfinite(scores[trial])]
             if len(left) < 2:
                 break
@@ -153,15 +150,21 @@ def chosen_searches(suite: Suite) -> list[Search]:
     return found
 
 
-def search_all(
-    suite: Suite, store: Store, backend: str, run: Callable[[list[Cell], Store], bool]
-) -> list[tuple[Search, JsonObject | None]]:
-    """Do the searches of a suite side by side, each only once, and return their results; None where one is not finished.
+def search_all(suite: Suite, store: Store, backend: str, run: Callable[[list[Cell], Store], bool]) -> list[JsonObject]:
+    """Do the searches of a suite side by side, each only once.
 
     Parameters
     ----------
     run : callable
         Runs cells, keeps their records in the store that it is given, and says whether all have been run.
+
+    Returns
+    -------
+    list of dict
+        The labels of ``problem`` and algorithm (``label``), and what is stored of the search if it is finished: the ``trials``;
+        the ``rounds``, each with its number of ``seeds`` and the geometric mean of the ``errors`` of every trial (None: it was
+        out, or a run has no estimate); the number of ``runs``; which trial was ``chosen`` (None: all failed); the ``algorithm``
+        that it makes.
     """
     own, found = tuning_store(store), {search: read_choice(search, store) for search in chosen_searches(suite)}
     while True:
@@ -174,7 +177,7 @@ def search_all(
                 keep_choice(search, store, result)
                 found[search] = read_choice(search, store)
         if not missing or not run(missing, own):
-            return list(found.items())
+            return [{**dict(zip(("problem", "label"), one.place)), **(result or {})} for one, result in found.items()]
 
 
 def tuning_store(store: Store) -> Store:

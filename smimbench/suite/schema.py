@@ -192,11 +192,11 @@ class TuneTable(Table):
     """``[algorithms.tune]``, below the algorithm that it is for: what ``smimbench tune`` searches, by names of parameters.
 
     Each further key is a parameter of the algorithm, with a list of values or the ends of a range, as
-    ``learning_rate = { low = 0.01, high = 3.0, log = true }`` (a range of integers if the parameter is one); what the algorithm
-    itself has as a list is not tuned. Steps and samples
-    cannot be tuned: they belong to the problem. All trials run on one seed, at all sample ratios and dimensions of a problem;
-    the better half on one more, the better half of these on two more, and so on until one is left, by the mean of the logarithms
-    of the errors. No score ever uses these seeds.
+    ``learning_rate = { low = 0.01, high = 3.0, log = true }`` (a range of integers if the parameter is one). What the algorithm
+    itself has as a list is not tuned. Steps and samples cannot be tuned: they belong to the problem. All trials run on one
+    seed, at all sample ratios and dimensions of a problem; the better half on one more, the better half of these on two more,
+    and so on until one is left, by the mean of the logarithms of the errors. Four trials begin with two seeds, two with four.
+    No score ever uses these seeds.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
