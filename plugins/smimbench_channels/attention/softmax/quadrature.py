@@ -88,6 +88,13 @@ def _log_weight(w, own, a, b, p, r):
 
 
 @_inline
+def _put(row, values):
+    # what numba makes of ``row[:] = values`` has an error message, and takes two seconds longer to compile
+    for k in range(len(row)):
+        row[k] = values[k]
+
+
+@_inline
 def _add(sums, weight, values):
     # the weight, times each variable, times each pair
     sums[0] += weight
@@ -198,7 +205,7 @@ def _gaussian_rule(w, own, frame, rule, sums):
             t, v = frame.t + frame.tt * x[i], frame.v + frame.vt * x[i] + frame.vv * x[j]
             a, b = (t - own.t) / w.unit_t, (v - own.v) / w.unit_v
             log_weight, gap_a, gap_b = _log_weight(w, own, a, b, _logistic(t + v / 2), _logistic(t - v / 2))
-            values[k] = log_weight + (log_rule[i] + log_rule[j]), a, b, gap_a, gap_b
+            _put(values[k], (log_weight + (log_rule[i] + log_rule[j]), a, b, gap_a, gap_b))
             top, k = max(top, values[k, 0]), k + 1
     sums[:] = 0.0
     for k in range(count * count):
@@ -357,7 +364,7 @@ def _in_cell(w, own, cell, x, values):
             decay = math.exp(_clipped(-w.unit_t * y, -_FAR, _FAR))
             a = y + (bend - own.t) / w.unit_t
             log_weight, gap_a, gap_b = _log_weight(w, own, a, b, 1 / (1 + decay * more), 1 / (1 + decay * less))
-            values[i, j] = log_weight, a, b, gap_a, gap_b
+            _put(values[i, j], (log_weight, a, b, gap_a, gap_b))
 
 
 @_function
@@ -373,7 +380,7 @@ def _root_cells(w, own, accuracy, cells):
         for j in range(count):
             first, second = (i + 0.5) * (2 / count) - 1, (j + 0.5) * (2 / count) - 1
             half = (high - low) / 2
-            cells[i * count + j] = (high + low) / 2 + half * first, reach * second, half / count, reach / count
+            _put(cells[i * count + j], ((high + low) / 2 + half * first, reach * second, half / count, reach / count))
     return count * count
 
 
@@ -395,8 +402,8 @@ def _adaptive(w, own, accuracy, variation, rule, work, sums):
             least = max(found - area, top - math.log(256.0)) - accuracy.negligible
             bound, across, along = _upper_bound(w, own, cells[k], least)
             if bound > least:
-                cells[kept] = cells[k]
-                known[kept] = bound, across, along, area, -math.inf
+                _put(cells[kept], cells[k])
+                _put(known[kept], (bound, across, along, area, -math.inf))
                 kept += 1
         if kept == 0:
             break
@@ -428,7 +435,7 @@ def _adaptive(w, own, accuracy, variation, rule, work, sums):
                 # halved along the axis of the larger variation, or along the longer one where none is seen
                 axis = 0 if (across >= along if widest > limit else cell[2] >= cell[3]) else 1
                 for side in (-0.5, 0.5):
-                    halves[count] = cell
+                    _put(halves[count], cell)
                     halves[count, axis] += side * cell[2 + axis]
                     halves[count, 2 + axis] /= 2
                     count += 1
