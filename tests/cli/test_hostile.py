@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import subprocess
 
 import pytest
@@ -155,14 +154,12 @@ def test_a_terminal_without_a_letter_gets_another(tmp_path, encoding):
     assert "Gr??e ?" in done.stdout
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_standard_output_that_is_full_or_closed_is_one_line():
-    for redirection in (">/dev/full", ">&-"):
-        line = " ".join(map(str, command("list", "--json"))) + redirection
-        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment(), check=False)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        assert "Traceback" not in done.stderr
+def test_standard_output_that_is_closed_is_one_line():
+    line = " ".join(map(str, command("list", "--json"))) + ">&-"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_an_unforeseen_error_is_one_line_with_the_way_to_its_place(tmp_path, capsys, monkeypatch):

@@ -233,23 +233,22 @@ def test_a_process_that_dies_takes_only_its_own_cell(tmp_path, registry):
     assert missing_cells(cells, records) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("unlocker", "cannot set WRITEABLE flag"),
-        ("digger", "wrote into the data that all algorithms share"),
-        ("raising-digger", "cannot open [/data/x]"),
-    ],
-)
-def test_data_cannot_be_spoiled_for_siblings(tmp_path, registry, name, reason):
+SPOILERS = {
+    "unlocker": "cannot set WRITEABLE flag",
+    "digger": "wrote into the data that all algorithms share",
+    "raising-digger": "cannot open [/data/x]",
+}
+
+
+def test_data_cannot_be_spoiled_for_siblings(tmp_path, registry):
     """The sibling runs afterwards on the same instance, and finds the very numbers that it finds alone."""
     alone = run_cell(cells_of(tmp_path, registry, "gamp")[0])
-    bad, sibling = cells_of(tmp_path, registry, name, "gamp")[:2]
-    records = run_cells([bad, sibling], Store(tmp_path / "results"))
-    assert records[0]["status"] == "failed"
-    assert reason in records[0]["reason"]
-    assert not records[0]["metrics"]
-    assert numbers(records[1]) == numbers(alone)
+    *bad, sibling = run_cells(cells_of(tmp_path, registry, *SPOILERS, "gamp")[:4], Store(tmp_path / "results"))
+    for record, reason in zip(bad, SPOILERS.values(), strict=True):
+        assert record["status"] == "failed"
+        assert reason in record["reason"]
+        assert not record["metrics"]
+    assert numbers(sibling) == numbers(alone)
 
 
 def test_odd_findings_and_warnings_are_named_and_dropped(tmp_path, registry):
