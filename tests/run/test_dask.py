@@ -1,6 +1,7 @@
 """Cells on a Dask cluster on loopback, whose workers and scheduler die."""
 
 import asyncio
+import importlib.util
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import ROOT, SUITE, call_outside, environment, write_suite
 from tests.run.test_campaign import numbers
 
-pytest.importorskip("distributed")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="distributed is not installed")
 PLUGIN = ROOT / "tests" / "faulty_algorithms.py"
 CLUSTER = """
 import logging, sys, time
