@@ -154,6 +154,25 @@ def test_sgd_with_momentum_and_decay_follows_the_textbook(nesterov):
         assert np.allclose(states[t + 1].factor, W, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_step_may_take_several_gradients_of_one_objective(name, rng):
+    """The penalty is part of it, and each evaluation counts its samples."""
+    problem, seen = PROBLEMS[name], []
+
+    class Probing(Adam):
+        def advance(self, objective, factor, memory, rate, count):
+            along, h = rng.standard_normal(factor.shape), 1e-5
+            ends = [float(objective(factor + s * h * along).loss) for s in (1, -1)]
+            seen.append((float((objective(factor).gradient * along).sum()), (ends[0] - ends[1]) / (2 * h)))
+            return super().advance(objective, factor, memory, rate, count)
+
+    _, data = small(problem)
+    algorithm, n = Probing(weight_decay=3.0, batch=7), data.inputs.shape[0]
+    _, info = algorithm.step(problem, data, algorithm.init(problem, data, rng))
+    assert info.samples == 4 * min(7, n)
+    assert seen[0][0] == pytest.approx(seen[0][1], rel=1e-6, abs=1e-7)
+
+
 def test_an_epoch_sees_every_sample_once_and_its_mean_step_is_the_full_gradient():
     problem = PROBLEMS["sequence softmax"]
     instance = problem.instance(2.0, 10)  # 20 samples

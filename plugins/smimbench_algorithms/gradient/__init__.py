@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from smimbench.interfaces import (
 )
 from smimbench.numerics import symmetric
 from smimbench.problem import Problem
-from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
+from smimbench_algorithms.gradient.loss import LOSSES, LossGradient, fitting_loss, loss_gradient, surrogate
 from smimbench_algorithms.nuclear.limit import wide_factor_point
 
 SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
@@ -175,16 +176,22 @@ class Descent(Algorithm):
         basis: Any = problem.prior.factor
         inputs, targets, order = self._take(problem, data, state)
         channel, notes = self._channel(problem, state.done / max(state.total - 1, 1))
-        found = loss_gradient(
-            problem, inputs, targets, state.factor, channel=channel, loss=state.loss, signal=state.signal
-        )
-        size, axes = inputs.shape[0], _component_axes(problem, data)
-        gradient = found.gradient * self.normalisation(problem, data, size)
-        if penalty := self.penalty(data):
-            gradient = gradient + penalty * state.factor
-        factor, memory = self.move(
-            state.factor, gradient, state.memory, self._rate(state.done, state.total), state.done + 1
-        )
+        size, axes, samples = inputs.shape[0], _component_axes(problem, data), state.samples
+        norm, penalty = self.normalisation(problem, data, size), self.penalty(data)
+
+        def objective(factor: Array) -> LossGradient:
+            nonlocal samples
+            samples += size
+            signal = state.signal if factor is state.factor else None
+            found = loss_gradient(problem, inputs, targets, factor, channel=channel, loss=state.loss, signal=signal)
+            value, gradient = norm * found.loss, norm * found.gradient
+            if penalty:
+                value = value + penalty / 2 * xp.sum(factor * factor, axis=tuple(range(value.ndim, factor.ndim)))
+                gradient = gradient + penalty * factor
+            return LossGradient(value, gradient)
+
+        rate = self._rate(state.done, state.total)
+        factor, memory = self.advance(objective, state.factor, state.memory, rate, state.done + 1)
         if self.spherical:
             factor = _on_sphere(factor, axes)
         new = state._replace(
@@ -192,7 +199,7 @@ class Descent(Algorithm):
             signal=basis.compose(factor),
             memory=memory,
             done=state.done + 1,
-            samples=state.samples + size,
+            samples=samples,
             order=order,
         )
         change, axes = factor - state.factor, (axes[0] - 1, *axes)  # all components of a student
@@ -226,6 +233,17 @@ class Descent(Algorithm):
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
         """Initial memory of the method (e.g. a velocity); empty unless a method overrides it."""
         return ()
+
+    def advance(
+        self,
+        objective: Callable[[Array], LossGradient],
+        factor: Array,
+        memory: tuple[Array, ...],
+        rate: float,
+        count: int,
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """One step: ``move`` along one gradient of ``objective``, which counts its samples, so that a method may take several."""
+        return self.move(factor, objective(factor).gradient, memory, rate, count)
 
     def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
