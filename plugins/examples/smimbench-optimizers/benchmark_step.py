@@ -1,4 +1,4 @@
-"""Time of one full-batch step of Adam: smimbench's own gradient, PyTorch's autograd through smimbench, and plain PyTorch.
+"""Time of one full-batch step of Adam: smimbench's own, those of PyTorch and optax with its gradient, and plain PyTorch.
 
     python benchmark_step.py [dimension] [alpha] [threads]
 
@@ -16,12 +16,14 @@ import time
 import numpy as np
 import torch
 from smimbench_algorithms.adam import Adam
-from smimbench_torch import algorithm
 from threadpoolctl import threadpool_limits
 
 from smimbench import Problem
 from smimbench.backend import get_backend
 from smimbench.derive import observable
+from smimbench.registry import build, get_registry
+
+LIBRARY = ("torch.adam", "optax.adam")
 
 
 class Plain:
@@ -84,12 +86,13 @@ def main() -> None:
     problem = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
     data = problem.instance(alpha, dimension).data(get_backend())
     torch.set_num_threads(threads)
+    registry = get_registry()
     clock = time.process_time if threads == 1 else time.perf_counter
     with threadpool_limits(limits=threads):
         for loss in ("squared", "cross-entropy"):
             contenders = {
                 "smimbench adam": Adam(loss=loss),
-                "torch.adam": algorithm(torch.optim.Adam)(lr=0.1, loss=loss),
+                **{name: build(registry.get("algorithm", name).item, "algorithm", {"loss": loss}) for name in LIBRARY},
                 "plain torch": Plain(loss),
             }
             first = None

@@ -1,0 +1,82 @@
+"""Steps of ``torch.optim`` and of whatever derives from its ``Optimizer``; PyTorch is imported when one is made."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from smimbench.backend import namespace
+from smimbench_optimizers.base import LibraryOptimizer, joined, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.interfaces import Array
+
+
+class TorchRun:
+    """Parameters and optimizer of a run, which PyTorch changes in place; a copy goes on like the original."""
+
+    def __init__(self, make: Callable[[list[Any]], Any], tensors: list[Any]) -> None:
+        import torch
+
+        self.make = make
+        self.parameters = [torch.nn.Parameter(tensor.clone()) for tensor in tensors]
+        self.optimizer = make(self.parameters)
+
+    def __deepcopy__(self, memo: Any) -> TorchRun:
+        found = TorchRun(self.make, [parameter.detach() for parameter in self.parameters])
+        found.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+        return found
+
+    def factor(self, like: Array) -> Array:
+        """The parameters as one array of the namespace of ``like``."""
+        xp = namespace(like)
+        return joined([xp.from_dlpack(parameter.detach()) for parameter in self.parameters], like)
+
+
+class TorchOptimizer(LibraryOptimizer):
+    """Steps of a subclass of ``torch.optim.Optimizer``."""
+
+    rate_name = "lr"
+
+    def try_out(self, options: dict[str, Any]) -> None:
+        """Make it for a small matrix."""
+        import torch
+
+        self._maker(options)([torch.nn.Parameter(torch.zeros(2, 2))])
+
+    def _maker(self, options: dict[str, Any]) -> Callable[[list[Any]], Any]:
+        options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+        return lambda parameters: self.factory(parameters, lr=self.learning_rate, **options)
+
+    def first(self, factor: Array, seed: int) -> TorchRun:
+        """Parameters that start at the factor."""
+        import torch
+
+        torch.manual_seed(seed)  # for optimizers that draw from PyTorch's own generator
+        return TorchRun(self._maker(self.seeded(seed)), [torch.from_dlpack(part) for part in parts_of(factor)])
+
+    def call(self, objective: Any, factor: Array, own: TorchRun, rate: float) -> tuple[Array, TorchRun, Array | None]:
+        """``optimizer.step(closure)``; every call of the closure is counted as a pass over the samples of the step."""
+        import torch
+
+        with torch.no_grad():
+            for parameter, part in zip(own.parameters, parts_of(factor)):
+                parameter.copy_(torch.from_dlpack(part))
+        for group in own.optimizer.param_groups:
+            group["lr"] = rate
+
+        def closure() -> torch.Tensor:
+            found = objective(own.factor(factor))
+            for parameter, part in zip(own.parameters, parts_of(found.gradient)):
+                parameter.grad = torch.from_dlpack(part)
+            return torch.as_tensor(found.loss)
+
+        own.optimizer.step(closure)
+        moved, evaluated = own.factor(factor), None
+        if hasattr(own.optimizer, "eval"):  # schedule-free: the gradient is taken at another point than the estimate
+            own.optimizer.eval()
+            evaluated = own.factor(factor)
+            own.optimizer.train()
+        return moved, own, evaluated
