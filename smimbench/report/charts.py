@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.files import printable
-from smimbench.report.style import finish, literal, log_ticks, new_figure, save_figure, svg_text
+from smimbench.report.style import STYLE, finish, floor_ticks, literal, log_ticks, new_figure, save_figure, svg_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ class Series:
         In the legend; empty: in none, and silent on the page.
     columns : dict of str to sequence
         Columns of the CSV; the panel says which two are drawn. ``error`` is drawn as bars of marks and as a band of a line, as
-        are ``quartile_1`` and ``quartile_3``; marks are not filled where ``hollow``. Bars go ``from`` ``to``.
+        are ``low`` and ``high``; marks are not filled where ``hollow``. Bars go ``from`` ``to``.
     about : dict or None
         Columns of the CSV with one value; None: not in the CSV.
     kind : str
@@ -70,8 +71,9 @@ class Series:
 class Panel:
     """One panel of a figure: series on two axes, ``x`` and ``y`` of their columns.
 
-    ``zero``: an axis of errors is logarithmic down to here, and ends at 0. ``cap``: none goes higher. ``hard``: ends of a grey
-    band. ``limits``: ends of the horizontal and of the vertical axis; default: of the data.
+    ``floor``: an axis of errors is logarithmic and ends here; what is smaller is drawn at its end, marks as small triangles under
+    the word "below". ``cap``: none goes higher. ``hard``: ends of a grey band. ``limits``: ends of the horizontal and of
+    the vertical axis; default: of the data.
     """
 
     title: str
@@ -83,7 +85,7 @@ class Panel:
     y: str = "value"
     xlog: bool = False
     ylog: bool = False
-    zero: float | None = None
+    floor: float | None = None
     cap: float = math.inf
     from_zero: bool = True
     hard: Sequence[float] | None = None
@@ -114,15 +116,15 @@ class Chart:
 # -- the drawing ----------------------------------------------------------------------------------------------------------
 
 
-def draw(chart: Chart, *, alone: bool = False) -> Any:
-    """The figure in Matplotlib; ``alone``: without a layout, as part of a page.
+def draw(chart: Chart, *, alone: bool = False, width: str | None = None, figure: Any = None) -> Any:
+    """The figure in Matplotlib; ``alone``: without a layout, as part of a page; for the rest see ``new_figure``.
 
     Raises
     ------
     ImportError
         If matplotlib is missing (extra ``plot``).
     """
-    figure, axes = new_figure(chart.title, len(chart.panels), alone=alone)
+    figure, axes = new_figure(chart.title, len(chart.panels), alone=alone, width=width, figure=figure)
     names = [n for p in chart.panels for s in p.series if s.kind == "upright" for n in s.columns["algorithm"]]
     dashes = {name: UPRIGHTS[i % len(UPRIGHTS)] for i, name in enumerate(dict.fromkeys(names))}
     for axis, panel in zip(axes, chart.panels):
@@ -131,27 +133,42 @@ def draw(chart: Chart, *, alone: bool = False) -> Any:
     return figure
 
 
-def save(chart: Chart | None, folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+def save(
+    chart: Chart | None, folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf"), width: str | None = None
+) -> list[Path]:
     """Write a chart as pictures of these kinds and as CSV; do nothing if there is no chart."""
-    return [] if chart is None else save_figure(draw(chart), folder, chart.name, chart.rows, chart.caption, kinds)
+    if chart is None:
+        return []
+    return save_figure(draw(chart, width=width), folder, chart.name, chart.rows, chart.caption, kinds)
+
+
+def show(chart: Chart, width: str | None = None) -> Any:
+    """Draw with pyplot, as notebooks and windows show it; the axes, an array of them if there are several."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(layout="constrained", dpi=150)  # before the style: a notebook changes settings here
+    with matplotlib.rc_context(STYLE):
+        draw(chart, width=width, figure=figure)
+        figure.draw_without_rendering()  # ticks that are made later have another style
+    axes = figure.axes[: len(chart.panels)]
+    return axes[0] if len(axes) == 1 else np.array(axes)
 
 
 def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     if panel.xlog:
         axis.set_xscale("log")
-    if panel.zero is not None:
-        # A tenth of the height lies between 0 and the lowest decade, so that their names do not meet.
-        axis.set_yscale("symlog", linthresh=panel.zero, linscale=-0.1 * math.log10(panel.zero))
-    elif panel.ylog:
+    if panel.ylog or panel.floor:
         axis.set_yscale("log")
+    below: Counter[float] = Counter()
     for series in panel.series:
         if series.kind != "upright":
-            _draw_series(axis, series, panel)
-    if panel.from_zero and not panel.ylog:
+            _draw_series(axis, series, panel, below)
+    if panel.from_zero and axis.get_yscale() == "linear":
         axis.update_datalim([(0, 0)], updatex=False)
         axis.autoscale_view(scalex=False)
     (left, right), (low, high) = panel.limits or (axis.get_xlim(), axis.get_ylim())
-    axis.set_ylim(low if panel.zero is None else -0.2 * panel.zero, min(high, panel.cap))
+    axis.set_ylim(0.6 * panel.floor if panel.floor else low, min(high, panel.cap))
     for series in panel.series:
         for at, name in zip(series.columns[panel.x], series.columns["algorithm"]) if series.kind == "upright" else ():
             if left < at < right:
@@ -166,7 +183,13 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     else:
         # Sample ratios that differ in late digits have long labels.
         axis.locator_params(axis="x", nbins=3 if right - left < 0.1 * right else 6)
-    if panel.ylog or panel.zero is not None:
+    if panel.floor:
+        floor_ticks(axis.yaxis, panel.floor)
+        if below:
+            at = max(below)
+            place = {"xytext": (0, 3 + 6 * below[at]), "textcoords": "offset points", "ha": "center"}
+            axis.annotate("below", (at, panel.floor), fontsize=8, **place)
+    elif panel.ylog:
         log_ticks(axis.yaxis)
     width = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols
     title = textwrap.fill(literal(panel.title).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), int(13 * width))
@@ -176,31 +199,46 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     axis.set_ylabel(panel.ylabel)
 
 
-def _draw_series(axis: Any, series: Series, panel: Panel) -> None:
+def _draw_series(axis: Any, series: Series, panel: Panel, below: Counter[float]) -> None:
+    """Draw a series; ``below`` counts the triangles at every place, which are stacked."""
     x, y, color, columns = series.numbers(panel.x), series.numbers(panel.y), series.color, series.columns
     how = {"color": color, "label": literal(series.name) if series.name else "_", **series.style}
     error = np.nan_to_num(series.numbers("error")) if "error" in columns else np.zeros(len(y))
+    low, high = y - error, y + error
+    if "low" in columns:
+        low, high = series.numbers("low"), series.numbers("high")
+    floor = panel.floor or -math.inf
+    under = y < floor
+    y, low, high = (np.maximum(values, floor) for values in (y, low, high))
     if series.kind == "bars":
         drawn = list(axis.bar(x, y, series.numbers("to") - x, align="edge", **how))
     elif series.kind == "marks":
+        runs = "hollow" in columns
+        y[under & runs] = np.nan
         marks = axis.scatter(x, y, **{"zorder": 3, "linewidths": 0.9, **how})
         drawn = [marks]
-        if error.any():
-            low = np.minimum(error, y) if panel.zero is not None else error  # none goes below the zero of its axis
-            bars = axis.errorbar(x, y, (low, error), fmt="none", ecolor=color, elinewidth=0.9, capsize=1.8)
+        if (high > low).any():
+            bars = axis.errorbar(x, y, (y - low, high - y), fmt="none", ecolor=color, elinewidth=0.9, capsize=1.8)
             drawn += [*bars.lines[1], *bars.lines[2]]
-        if "hollow" in columns:
+        if runs:
             marks.set_facecolor(["white" if hollow else color for hollow in columns["hollow"]])
+            drawn += [_triangle(axis, at, floor, color, below) for at in x[under]]
     else:
         drawn = axis.plot(x, y, **how)
-        ends = (y - error, y + error)
-        if "quartile_1" in columns:
-            ends = series.numbers("quartile_1"), series.numbers("quartile_3")
-        if (ends[1] > ends[0]).any():
-            drawn.append(axis.fill_between(x, *ends, color=color, alpha=0.18, lw=0))
+        if (high > low).any():
+            drawn.append(axis.fill_between(x, low, high, color=color, alpha=0.18, lw=0))
     if series.algorithm and axis.figure.get_layout_engine() is None:  # the page hides what belongs to an algorithm
         for artist in drawn:
             artist.set_gid(f"of {printable(series.algorithm)}")
+
+
+def _triangle(axis: Any, x: float, floor: float, color: Any, below: Counter[float]) -> Any:
+    """A mark whose value is below the end of the axis, above others at its place."""
+    from matplotlib.transforms import offset_copy
+
+    place = offset_copy(axis.transData, axis.figure, y=4 + 6 * below[x], units="points")
+    below[x] += 1
+    return axis.plot(x, floor, "v", color=color, ms=4, transform=place, zorder=4)[0]
 
 
 # -- the page -------------------------------------------------------------------------------------------------------------
@@ -222,7 +260,8 @@ def page_figures(chart: Chart) -> list[JsonObject]:
 
 
 def _answers(series: Series, panel: Panel, axis: Any, place: Any) -> JsonObject:
-    points = np.stack([series.numbers(panel.x), series.numbers(panel.y)], axis=1)
+    height = np.maximum(series.numbers(panel.y), panel.floor or -math.inf)
+    points = np.stack([series.numbers(panel.x), height], axis=1)
     known = np.isfinite(points).all(axis=1).nonzero()[0]
     columns = {name: [_short(values[i]) for i in known] for name, values in series.columns.items()}
     at = place(axis.transData.transform(points[known])).round(1).tolist()

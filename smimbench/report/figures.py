@@ -11,9 +11,9 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.charts import Chart, Panel, Series
-from smimbench.report.labels import component_word, grouped, letter
+from smimbench.report.labels import component_word, grouped, letter, of_largest_dimension
 from smimbench.report.statistics import ZERO
-from smimbench.report.style import COLORS, Look, floor_of, looks_of
+from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -108,18 +108,23 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
     return Line(*(np.concatenate(part) for part in zip(*parts)))
 
 
-def threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[tuple[float, str]]:
-    """Sample ratios and names of all known thresholds; each once, by its first name."""
+def named_thresholds(found: Mapping[str, Any], word: str = "component") -> list[tuple[str, JsonObject | None]]:
+    """Names and entries of all thresholds; None where there is none."""
     perfect = found.get("perfect_recovery") or {}
     informed = perfect.get("informed")
+    return [
+        ("weak recovery", found.get("weak_recovery")),
+        *([("perfect recovery (informed)", informed)] if informed else ()),
+        ("perfect recovery (uninformed)" if informed else "perfect recovery", perfect or None),
+        *((f"{word} {step['layer']} learned", step) for step in found.get("sequential") or ()),
+        *((key.replace("_", "-"), found.get(key)) for key in ("information_theoretic", "algorithmic", "spinodal")),
+    ]
+
+
+def threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[tuple[float, str]]:
+    """Sample ratios and names of all known thresholds; each once, by its first name."""
     marks: list[tuple[float, str]] = []
-    for entry, name in (
-        (found.get("weak_recovery"), "weak recovery"),
-        (informed, "perfect recovery (informed)"),
-        (perfect, "perfect recovery (uninformed)" if informed else "perfect recovery"),
-        *((step, f"{word} {step['layer']} learned") for step in found.get("sequential") or ()),
-        *((found.get(key), key.replace("_", "-")) for key in ("information_theoretic", "algorithmic", "spinodal")),
-    ):
+    for name, entry in named_thresholds(found, word):
         value = float((entry or {}).get("value") or 0.0)
         if value > 0 and not any(abs(value - other) <= 1e-6 * value for other, _ in marks):
             marks.append((value, name))
@@ -131,7 +136,7 @@ def theory_series(
 ) -> Series:
     """A line with a band of its numerical error; horizontal bars where two points have no line between them."""
     if len(line.alpha) < 3:
-        style = {"marker": "_", "s": 250, "linewidths": 1.5, "zorder": 2}
+        style = {"marker": "_", "s": 60 if algorithm else 250, "linewidths": 1.5, "zorder": 2}
         return Series(name, line._asdict(), about, "marks", color, style, algorithm)
     return Series(name, line._asdict(), about, "line", color, {"ls": dashes, "zorder": 2}, algorithm)
 
@@ -139,8 +144,9 @@ def theory_series(
 # -- a metric -------------------------------------------------------------------------------------------------------------
 
 KEY = (
-    "Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: predicted for the "
-    "algorithm. Marks: mean and standard error over runs; hollow: some did not converge."
+    "Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: predicted for the algorithm. "
+    "Marks: mean and standard error over runs; hollow: some did not converge; triangles: below the axis. "
+    "Of several dimensions the largest is shown."
 )
 """What is in the figure of a metric."""
 
@@ -156,7 +162,7 @@ def metric_chart(
         Sample ratios to draw besides those of the rows; default: those of the suite.
     """
     look = looks_of(suite, rows)
-    members = [row for row in rows if row["metric"] == metric]
+    members = of_largest_dimension(row for row in rows if row["metric"] == metric and row["mean"] is not None)
     places = [(plan, component) for plan in suite.chosen_plans for component in _components(plan, metric)]
     if not places:
         return None
@@ -166,9 +172,6 @@ def metric_chart(
     ]
     sources = sorted({r.source for plan in suite.chosen_plans for r in plan.references if r.metric == metric})
     note = f"Crosses: published values: {'; '.join(sources)}. " if sources else ""
-    sizes = sorted({row["dimension"] for row in members})
-    if len(sizes) > 1:
-        note += f"Larger marks: larger dimensions, {sizes[0]} to {sizes[-1]}. "
     if len(places) > PANELS:
         note += f"{len(places) - PANELS} further panels are left out."
     return Chart(metric, suite.title, panels, note, f"{find_metric(metric).label} against the sample ratio. {KEY}")
@@ -185,7 +188,6 @@ def _metric_panel(
 ) -> Panel:  # fmt: skip
     problem, about, k = plan.problem, find_metric(metric, plan.problem.model.name), (component or 1) - 1
     rows = [row for row in rows if row["problem"] == plan.label and row["component"] == component]
-    measured = [row for row in rows if row["mean"] is not None]
     place = {"problem": plan.label, "component": component}
     used = sorted({row["alpha"] for row in rows} | set(alphas))
     lines = theory_lines(cache, plan, metric, used, k)
@@ -193,9 +195,8 @@ def _metric_panel(
         theory_series(line, what, "black", "--" if what == UNINFORMED else "-", {**place, "what": what})
         for what, line in lines.items()
     ]
-    dimensions = sorted({row["dimension"] for row in measured})
-    for name, own in grouped(measured, lambda row: row["algorithm"]).items():
-        series += [_runs(own, look[name], name, place, dimensions), *_predicted(own, look[name], name, place)]
+    for name, own in grouped(rows, lambda row: row["algorithm"]).items():
+        series += [_runs(own, look[name], name, place), *_predicted(own, look[name], name, place)]
     for j, one in enumerate(plan.references):
         if one.metric == metric and one.component in (None, component or 1):
             columns = {"alpha": one.alpha, "value": one.value, "error": [one.tolerance] * len(one.alpha)}
@@ -207,37 +208,38 @@ def _metric_panel(
     upright = {"algorithm": [name for _, name in marks], "alpha": [at for at, _ in marks]}
     series.append(Series("", upright, {**place, "what": "threshold"}, "upright"))
     title = plan.label if component is None else f"{plan.label}, {word} {component}"
-    size = f", {letter(problem.model)} = {dimensions[0]}" if len(dimensions) == 1 else ""
-    seen, line = [row["alpha"] for row in measured], lines.get("Bayes-optimal")
-    panel = Panel(title + size, "sample ratio α", about.label, series, plan.label, hard=found.get("hard_phase"))
+    if sizes := sorted({row["dimension"] for row in rows}):
+        title += f", {letter(problem.model)} = {' to '.join(map(str, sizes[:: len(sizes) - 1 or 1]))}"
+    seen, line = [row["alpha"] for row in rows], lines.get("Bayes-optimal")
+    panel = Panel(title, "sample ratio α", about.label, series, plan.label, hard=found.get("hard_phase"))
     panel.xlog = bool(seen) and max(seen) > 20.0 * min(seen)
-    if about.direction == "lower" and line is not None and (line.value <= ZERO * suite.run.target).any():
-        panel.zero = floor_of([row["mean"] for row in measured], suite.run.target)
+    zero = ZERO * suite.run.target
+    if about.direction == "lower" and line is not None and (line.value <= zero).any():
+        # Where the optimal error is 0, what is below the target counts as reached.
+        best = [value for alpha, value in zip(line.alpha, line.value) if alpha in used and value > zero]
+        panel.floor = floor_of(
+            [*best, *(row["mean"] for row in rows if (row["bayes"] or 0.0) > zero)], suite.run.target
+        )
     return panel
 
 
-def _runs(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject, dimensions: Sequence[int]) -> Series:
-    """Marks of one algorithm: larger for larger dimensions, hollow where a run did not end properly."""
+def _runs(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject) -> Series:
+    """Marks of one algorithm, hollow where a run did not end properly."""
     read = {"alpha": "alpha", "dimension": "dimension", "value": "mean", "error": "sem", "n": "n"}
     columns = {name: [row[key] for row in rows] for name, key in read.items()}
     columns["hollow"] = [bool(set(row["status_counts"]) - {"ok", "skipped"}) for row in rows]
-    steps = [dimensions.index(row["dimension"]) / max(1, len(dimensions) - 1) for row in rows]
-    style = {"marker": look.marker, "s": [(4.2 if len(dimensions) < 2 else 3 + 2.4 * step) ** 2 for step in steps]}
-    return Series(name, columns, {**place, "what": "runs", "algorithm": name}, "marks", look.color, style, name)
+    about = {**place, "what": "runs", "algorithm": name}
+    return Series(name, columns, about, "marks", look.color, {"marker": look.marker, "s": 18}, name)
 
 
 def _predicted(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject) -> list[Series]:
     """Marks of the algorithm's own prediction, where that differs from the Bayes-optimal value."""
-    says = {
-        r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0)
-        for r in sorted(rows, key=lambda r: r["dimension"])  # at one sample ratio the largest dimension is shown
-        if r["own_theory"] is not None
-    }
+    says = {r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0) for r in rows if r["own_theory"] is not None}
     if not says or all(r["own_theory"] == r["bayes"] for r in rows):
         return []
     line = Line(*(np.array(part, dtype=float) for part in zip(*((alpha, *says[alpha]) for alpha in sorted(says)))))
     about = {**place, "what": "predicted", "algorithm": name}
-    drawn = theory_series(smooth(line, ()), f"{name}, predicted", look.color, "--", about, name)
+    drawn = theory_series(smooth(line, ()), f"{name}{PREDICTED}", look.color, "--", about, name)
     if drawn.kind == "marks":
         return [drawn]
     known = Series("", line._asdict(), about, "marks", look.color, {"marker": ".", "s": 6, "zorder": 2}, name)

@@ -29,6 +29,17 @@ def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[key] for key in ("problem", "algorithm", "backend", "alpha", "dimension"))
 
 
+def of_largest_dimension(rows: Iterable[JsonObject]) -> list[JsonObject]:
+    """Of every algorithm at every sample ratio the rows of the largest dimension; extrapolation to infinity has the others."""
+
+    def point(row: JsonObject) -> tuple[Any, ...]:
+        return tuple(row[key] for key in ("problem", "algorithm", "backend", "nominal_alpha", "metric", "component"))
+
+    rows = list(rows)
+    largest = {key: max(row["dimension"] for row in own) for key, own in grouped(rows, point).items()}
+    return [row for row in rows if row["dimension"] == largest[point(row)]]
+
+
 def reason_of(record: Mapping[str, Any], near: str | None = None) -> str:
     """How a run ended, why, where in which file if it failed, and ``near`` which threshold if it did not converge."""
     where = f" ({record['where']})" if record.get("where") else ""

@@ -9,11 +9,12 @@ import numpy as np
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.best_of import Pair
 from smimbench.report.charts import Chart, Panel, Series
+from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import own_point, ratio_of_runs, used_fresh
 from smimbench.report.statistics import ZERO
-from smimbench.report.style import COLORS, end_marker, floor_of, line_name, looks_of
+from smimbench.report.style import COLORS, PREDICTED, end_marker, floor_of, line_name, looks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +41,6 @@ Place = tuple[str, float, int]
 
 Cells = dict[tuple[Any, ...], list[Pair]]
 """Runs by problem, algorithm, sample ratio and dimension."""
-
-PREDICTED = ", predicted"
-"""What the line of a prediction is called, after its algorithm."""
 
 
 def _by_cell(pairs: Sequence[Pair]) -> Cells:
@@ -106,9 +104,9 @@ def course_chart(
     """A metric during runs against a clock, in a panel for each problem and sample ratio, at the largest dimension.
 
     Lines are medians over the runs of an algorithm, each of which keeps its last value when it has ended; bands go from quartile
-    to quartile. The Bayes-optimal line is that of the whole data set; where an algorithm draws fresh samples, and theory is
-    cheap, a second one is the best that is possible with as many samples. Against samples, the path that theory predicts for an
-    algorithm, from the starts of its runs, is dashed.
+    to quartile, of fewer than four runs from the least value to the largest. The Bayes-optimal line is that of the whole data
+    set; where an algorithm draws fresh samples, and theory is cheap, a second one is the best that is possible with as many
+    samples. Against samples, the path that theory predicts for an algorithm, from the starts of its runs, is dashed.
 
     Parameters
     ----------
@@ -129,7 +127,10 @@ def course_chart(
     chosen, left_out = chosen_panels(found)
     cells = _by_cell(results.pairs)
     panels = [_course_panel(results, place, found[place], metric, xlabel, cells) for place in chosen]
-    key = f"{find_metric(metric).label} against {xlabel}. Lines: median over runs; bands: quartiles; dashed: predicted."
+    key = (
+        f"{find_metric(metric).label} against {xlabel}. Lines: median over runs; bands: quartiles, of fewer than four runs all "
+        "of them; dashed: predicted."
+    )
     return Chart(name, results.suite.title, panels, (note + left_out).strip(), key)
 
 
@@ -158,7 +159,7 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
         if np.isfinite(best).any():
             add(name, "", "black", {"ls": dashes, "zorder": 2}, grid, value=best)
             if about.direction == "lower" and (best <= ZERO * results.suite.run.target).any():
-                panel.zero = floor_of([float(run.values.min()) for run in runs], results.suite.run.target)
+                panel.floor = floor_of(best[best > 0][:1], results.suite.run.target)
 
     ends = [min(run.x[0] for run in runs), max(run.x[-1] for run in runs)]
     optimum("Bayes-optimal", "--", ends, [data_ratio(problem, alpha, dimension)] * 2)
@@ -176,14 +177,15 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
         grid = np.unique(np.concatenate([run.x for run in members]))
         grid = grid[grid >= first] if len(grid) <= GRID else np.geomspace(first, grid[-1], GRID)
         read = [run.values[np.searchsorted(run.x, grid, side="right") - 1] for run in members]
-        low, middle, high = np.quantile(read, [0.25, 0.5, 0.75], axis=0)
+        edges = (0.25, 0.75) if len(read) >= FEW else (0.0, 1.0)  # of three runs there are no quartiles
+        middle, (low, high) = np.median(read, axis=0), np.quantile(read, edges, axis=0)
         # Colors of components leave dashes to the algorithms.
         style = {
             "ls": ("-", "-.", ":", (0, (5, 1)))[i % 4] if count > 1 else "-",
             "zorder": 3,
             **end_marker(looks[name]),
         }
-        add(name, name, looks[name].color, style, grid, value=middle, quartile_1=low, quartile_3=high)
+        add(name, name, looks[name].color, style, grid, value=middle, low=low, high=high)
         path = _predicted_path(results, problem, cells[label, name, alpha, dimension]) if x == "samples" else {}
         if metric in path:
             at = np.asarray(path["samples"] if "samples" in path else np.multiply(held, path["iteration"]), dtype=float)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import itertools
+import math
+import textwrap
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +37,7 @@ KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "ada
 
 
 STYLE: Any = {
-    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "lines.linewidth": 1.3,
     "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5, "legend.frameon": False, "svg.hashsalt": "smimbench",
     "pdf.fonttype": 42, "svg.fonttype": "none",
@@ -84,24 +87,31 @@ def line_name(name: str, word: str, component: int | None) -> str:
     return name if component is None else f"{name}, {word} {component + 1}"
 
 
-def new_figure(title: str, panels: int, *, alone: bool = False) -> tuple[Any, Any]:
-    """Create a figure with this number of panels: one column wide for a single panel, else two columns."""
+WIDTHS = {"column": ONE_COLUMN, "page": TWO_COLUMNS}
+"""What a figure may be asked for; else it is as wide as a column with a single panel, as wide as a page with several."""
+
+
+def new_figure(
+    title: str, panels: int, *, alone: bool = False, width: str | None = None, figure: Any = None
+) -> tuple[Any, Any]:
+    """Create a figure with this number of panels, or fill an empty one; ``width``: one of ``WIDTHS``."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(3, panels) if panels != 4 else 2
+    inches = WIDTHS[width] if width else ONE_COLUMN if panels == 1 else TWO_COLUMNS
+    columns = 1 if inches == ONE_COLUMN else min(3, panels) if panels != 4 else 2
     rows = -(-panels // columns)
-    width = ONE_COLUMN if panels == 1 else TWO_COLUMNS
     with matplotlib.rc_context(STYLE):
-        size = width, 0.4 + rows * min(2.7, 0.78 * width / columns)
-        figure = Figure(figsize=size, layout=None if alone else "constrained")
-        FigureCanvasAgg(figure)
+        if figure is None:
+            figure = Figure(layout=None if alone else "constrained")
+            FigureCanvasAgg(figure)
+        figure.set_size_inches(inches, 0.4 + rows * min(2.7, 0.78 * inches / columns))
         axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
         for axis in axes[panels:]:
             axis.set_visible(False)
         if panels > 1:
-            figure.suptitle(literal(title), fontsize=9)
+            figure.suptitle(textwrap.fill(literal(title), int(14 * inches)), fontsize=9)
     return figure, axes[:panels]
 
 
@@ -118,26 +128,43 @@ def log_ticks(axis: Any) -> None:
     axis.set_minor_locator(NullLocator())
 
 
+def floor_ticks(axis: Any, floor: float) -> None:
+    """Decades of an axis that ends at ``floor``, which stands for all that is smaller; at most six."""
+    from matplotlib.ticker import NullLocator
+
+    last = axis.get_view_interval()[1]
+    step = math.ceil((math.log10(last / floor) + 1) / 6)
+    ticks = [floor * 10.0**k for k in range(0, math.floor(math.log10(last / floor)) + 1, step)]
+    axis.set_ticks(ticks, ["≤ " * (not k) + f"{tick:g}" for k, tick in enumerate(ticks)])
+    axis.set_minor_locator(NullLocator())
+
+
+PREDICTED = ", predicted"
+"""What the line of a prediction is called, after its algorithm."""
+
+
 def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
     """Add one legend below all panels, with each entry once, and a note."""
-    import textwrap
-
     entries: JsonObject = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels()):
             entries.setdefault(label, handle)
+    if len(predicted := [label for label in entries if label.endswith(PREDICTED)]) > 1:
+        entries[PREDICTED[2:]] = copy.copy(entries[predicted[0]])
+        entries[PREDICTED[2:]].set_color("0.5")
+        entries = {label: handle for label, handle in entries.items() if label not in predicted}
     width = figure.get_figwidth()
-    columns = max(1, int(17.5 * width / (max(map(len, entries), default=0) + 9)))
-    said = textwrap.fill(literal(note), int(19 * width))
+    columns = max(1, int(15.5 * width / (max(map(len, entries), default=0) + 8)))
+    said = textwrap.fill(literal(note), int(16.5 * width))
     if entries:
         place: JsonObject = {"loc": "upper center", "bbox_to_anchor": (0.5, 0)}
         if figure.get_layout_engine():
             # Below the panels, which keep their height however many entries there are.
             lines = -(-len(entries) // columns) + len(said.splitlines())
-            figure.set_figheight(figure.get_figheight() + 0.14 * (lines - 1))
+            figure.set_figheight(figure.get_figheight() + 0.16 * (lines - 1))
             place = {"loc": "outside lower center"}
-        figure.legend(entries.values(), entries, ncol=columns, fontsize=7, frameon=False, handlelength=2.4, title=said or None,
-                      title_fontproperties={"size": 7}, **place)  # fmt: skip
+        figure.legend(entries.values(), entries, ncol=columns, fontsize=8, frameon=False, handlelength=2.4, title=said or None,
+                      title_fontproperties={"size": 8}, **place)  # fmt: skip
     lay_out(figure)
 
 
@@ -206,6 +233,5 @@ def looks_of(suite: Suite, rows: Sequence[JsonObject] = ()) -> dict[str, Look]:
 
 
 def floor_of(values: Iterable[float], target: float) -> float:
-    """Lower end of a logarithmic axis: a decade below the smallest nonzero value and below the target."""
-    positive = [value for value in values if value and value > 1e-16]
-    return float(10.0 ** np.floor(np.log10(min([*positive, target])) - 0.3))
+    """Lower end of a logarithmic axis: the decade below the target and below the smallest value that is to be seen."""
+    return 10.0 ** math.floor(math.log10(min([*values, target])) - 0.3)

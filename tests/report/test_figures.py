@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 import smimbench
 from smimbench.report import figures
@@ -87,18 +88,35 @@ def test_smooth_theory_goes_through_its_points_and_overshoots_nowhere():
     assert np.isnan(broken.value[broken.alpha == 0.6]).any()
 
 
-def test_a_logarithmic_axis_ends_below_all_that_is_not_zero():
-    assert floor_of([0.3, 2e-7, 0.0], 1e-3) < 2e-7
-    assert floor_of([0.3], 1e-3) < 1e-3
+def test_a_logarithmic_axis_ends_below_all_that_matters():
+    assert floor_of([0.3, 2e-7], 1e-3) == pytest.approx(1e-7)
+    assert floor_of([0.3], 1e-3) == pytest.approx(1e-4)
 
 
-def test_where_theory_reaches_zero_the_axis_is_logarithmic(results):
-    _, rows, _, _, figures = results
+def test_where_theory_reaches_zero_the_axis_ends_below_the_target(results):
+    """A single run that recovers everything does not stretch the axis over ten decades: it is a triangle at its end."""
+    suite, rows, _, _, figures = results
     error, overlap, *_ = figures
-    assert error.axes[0].get_yscale() == "symlog"
+    (axis, *_) = error.axes
+    assert axis.get_yscale() == "log"
     assert overlap.axes[0].get_yscale() == "linear"
-    smallest = min(one["mean"] for one in rows if one["metric"] == "mse")
-    assert error.axes[0].get_ylim()[0] < smallest
+    means = [one["mean"] for one in rows if one["metric"] == "mse"]
+    floor = suite.run.target / 10
+    assert min(means) < floor / 100
+    assert floor / 2 < axis.get_ylim()[0] < floor
+    triangles = [line for line in axis.lines if line.get_marker() == "v"]
+    assert len(triangles) == sum(mean < floor for mean in means)
+    assert [text.get_text() for text in axis.texts] == ["below"]
+    assert axis.get_yticklabels()[0].get_text() == f"≤ {floor:g}"
+
+
+def test_an_optimal_error_that_is_small_but_not_zero_is_on_the_axis(tmp_path):
+    text = SUITE.replace("[0.5, 1.0]", "[0.499, 1.0]").replace("noise = 0.2", "noise = 0.0")
+    suite = load_suite(write_suite(tmp_path, text))
+    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}}
+    rows = [row(**about, alpha=0.499, mean=2e-4, sem=0.0, bayes=2e-3), row(**about, alpha=1.0, mean=1e-9, bayes=0.0)]
+    (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
+    assert panel.floor == pytest.approx(1e-4)
 
 
 def test_every_mark_stands_at_its_sample_ratio_and_none_is_cut_off(results):
@@ -106,13 +124,58 @@ def test_every_mark_stands_at_its_sample_ratio_and_none_is_cut_off(results):
     for axis, metric in ((figures[0].axes[0], "mse"), (figures[1].axes[0], "overlap")):
         low, high = axis.get_ylim()
         left, right = axis.get_xlim()
-        for one in rows:
-            if one["metric"] == metric:
-                assert low < one["mean"] < high
-                assert left < one["alpha"] < right
+        own = [one for one in rows if one["metric"] == metric]
+        for one in own:
+            assert one["mean"] < high
+            assert left < one["alpha"] < right
         marks = [one for one in axis.collections if isinstance(one, PathCollection)]
-        shown = {round(float(x), 9) for one in marks for x in one.get_offsets()[:, 0]}
-        assert shown == {round(one["alpha"], 9) for one in rows if one["metric"] == metric}
+        shown = {round(float(x), 9) for one in marks for x, y in one.get_offsets() if low < y < high}
+        shown |= {round(float(line.get_xdata()[0]), 9) for line in axis.lines if line.get_marker() == "v"}
+        assert shown == {round(one["alpha"], 9) for one in own}
+
+
+def test_of_several_dimensions_the_largest_is_shown(tmp_path):
+    suite = load_suite(write_suite(tmp_path))
+    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}, "alpha": 0.5}
+    rows = [row(**about, dimension=size, mean=1 / size) for size in (50, 200, 100)]
+    (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
+    assert panel.title == "line, D = 200"
+    assert [one["value"] for one in panel.series[-2].rows] == [1 / 200]
+    # Whoever was run at a smaller one only is shown there: nobody is dropped.
+    rows += [row(**about | {"algorithm": "adam"}, dimension=50, mean=0.3)]
+    (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
+    assert panel.title == "line, D = 50 to 200"
+    assert sorted(one["value"] for one in Chart("", "", [panel]).rows if one["what"] == "runs") == [1 / 200, 0.3]
+
+
+def test_the_legend_has_one_entry_for_the_predictions_of_several(tmp_path):
+    suite = load_suite(write_suite(tmp_path))
+    about = {"problem": "line", "own_theory": 0.6, "own_theory_error": 0.0, "alpha": 0.5, "mean": 0.5}
+    rows = [
+        row(**about, algorithm=name, identity={"algorithm": {"name": name}}) for name in ("sgd", "adam", "spectral")
+    ]
+    (legend,) = draw(metric_chart(suite, rows, THEORY, "mse")).legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert [text for text in texts if "predicted" in text] == ["predicted"]
+    assert {"sgd", "adam", "spectral"} <= set(texts)
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.4), ("page", 7.0)])
+@pytest.mark.parametrize("panels", [1, 2, 4, 5])
+def test_a_figure_is_as_wide_as_asked_with_letters_of_eight_points(width, inches, panels):
+    line = Series("a line", {"alpha": [1, 2], "value": [0.001, 1]})
+    chart = Chart(
+        "x", "A title that is longer than a column is wide, or so it seems", [Panel("p", "x", "y", [line])] * panels
+    )
+    figure = draw(chart, width=width)
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() == inches
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text():
+            assert text.get_fontsize() >= 8, text.get_text()
+    box = figure.get_tightbbox()
+    assert box.x0 >= -0.01
+    assert box.x1 <= inches + 0.01
 
 
 def test_labels_and_legends_stand_outside_of_the_panel(results):
@@ -122,6 +185,8 @@ def test_labels_and_legends_stand_outside_of_the_panel(results):
         for axis in figure.axes:
             panel = axis.get_window_extent()
             for text in axis.texts:
+                if text.get_text() == "below":
+                    continue
                 box = text.get_window_extent()
                 assert box.y0 >= panel.y1 or box.x1 <= panel.x0, text.get_text()
         for legend in figure.legends:
@@ -238,7 +303,7 @@ def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
     suite = load_suite(write_suite(tmp_path, text))
     about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}, "bayes": 0.0}
     (axis,) = draw(metric_chart(suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], THEORY, "mse")).axes
-    assert axis.get_yscale() == "symlog"
+    assert axis.get_yscale() == "log"
     low, high = axis.get_ylim()
     assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
 

@@ -87,7 +87,8 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_
 
 
 def problem_error(problem, n):
-    return pytest.approx(TheoryCache().points(problem, [n / D**2])[0][0]["mse"], rel=1e-9, abs=1e-12)
+    """Where it is 0, the line runs along the end of the axis."""
+    return pytest.approx(max(TheoryCache().points(problem, [n / D**2])[0][0]["mse"], 1e-4), rel=1e-9)
 
 
 def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn, monkeypatch):
