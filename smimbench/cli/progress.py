@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 LONG_CELL = 5.0
 """Seconds after which a cell has a bar of its own on a terminal."""
 LONG_WAIT = 60.0
-"""Seconds after which a line in a file or pipe names a cell that is still running; repeated whenever its time has doubled."""
+"""Seconds after which a line in a file or pipe says how many cells are done, or names one that is still running; repeated
+whenever its time has doubled."""
 PATIENCE = 2.0
 """Seconds after which a line in a file or pipe names the theory being solved; repeated whenever the time has doubled."""
 
@@ -110,13 +111,13 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
     console, name, total = make_console(error=True), campaign.suite.name, len(campaign.missing)
     display = _Lines(None if silent else LONG_WAIT) if silent or not console.is_terminal else _Bars(console)
     said: set[tuple[str, str]] = set()
-    done = 0
+    begin, done = time.monotonic(), 0
 
     def on_record(record: JsonObject) -> None:
         """A repeated reason is printed for its first cell only."""
         nonlocal done
         done += 1
-        display.show(name, name, f"{done} / {total}", done=done, total=total)
+        display.show(name, name, f"{done} / {total}", time.monotonic() - begin, done=done, total=total)
         reason = "ok" if silent or record["status"] == "ok" else reason_of(record)
         if reason != "ok" and (kind := (record["algorithm"], kind_of(reason))) not in said:
             said.add(kind)

@@ -11,7 +11,7 @@ from rich.text import Text
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
 from smimbench.report.columns import SHORT, Column, make_table, marked_z, measured, number, percent, seconds, uncertain
-from smimbench.report.labels import grouped, letter_of, place
+from smimbench.report.labels import grouped, letter_of, of_largest_dimension, place
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
 
 if TYPE_CHECKING:
@@ -32,9 +32,8 @@ def _by_problem(rows: Iterable[Any], *more: str) -> dict[Any, Rows]:
 
 def _cut(rows: Rows, full: bool, note: str) -> tuple[Rows, str]:
     """Rows that are shown, and a note on how many are not."""
-    if full or len(rows) <= 16:
-        return rows, note
-    return rows[:16], f"{note}; 16 of {len(rows)} rows; --full shows all"
+    shown = rows if full else of_largest_dimension(rows)[:16]
+    return shown, note if len(shown) == len(rows) else f"{note}; {len(shown)} of {len(rows)} rows; --full shows all"
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------------
@@ -57,11 +56,11 @@ def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[Rende
     """Error against theory: one table per problem and metric, the largest excess over the optimal error first."""
     tables = []
     for (problem, metric), members in _by_problem(rows, "metric").items():
-        sizes = {row["dimension"] for row in members}
+        shown, note = _cut(sorted(members, key=_worst), full, "worst first")
+        sizes = {row["dimension"] for row in shown}
         size = f", {letter_of(members)} = {sizes.pop()}" if len(sizes) == 1 else ""
         columns = [*WHERE, "component", "n", "mean ± s.e.m.", *_verdict(members, "diff")]
         columns += ["at this D", "error / optimal", "status"]
-        shown, note = _cut(sorted(members, key=_worst), full, "worst first")
         title = f"{problem}: {find_metric(metric).label} against theory{size}"
         tables.append(make_table(title, columns, shown, note))
     return tables

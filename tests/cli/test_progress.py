@@ -57,6 +57,20 @@ def test_a_log_is_told_of_a_long_cell_whenever_its_time_has_doubled(cells, capsy
     assert f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}: 12 iterations" in lines[1]
 
 
+def test_a_log_is_told_how_many_cells_are_done(cells, capsys, monkeypatch):
+    """A run of many short cells is not silent for an hour."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.run_progress(campaign(cells * 100), silent=False) as watch:
+        for _ in range(250):
+            now[0] += 1.0
+            watch.on_record({"status": "ok"})
+    _, *lines = capsys.readouterr().err.splitlines()
+    whole = len(cells) * 100
+    assert lines == [f"smimbench: running for {clock}: small: {done} / {whole}"
+                     for clock, done in (("1:00", 60), ("2:00", 120), ("4:00", 240))]  # fmt: skip
+
+
 def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cells, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(progress, "make_console", terminal.console)

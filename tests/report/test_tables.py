@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -241,3 +243,12 @@ def test_lines_of_thresholds_hang_below_their_beginning():
     first = next(i for i, line in enumerate(lines) if line.startswith("  weak recovery     none: learned"))
     assert lines[first + 1].startswith(" " * 20)
     assert " ".join((lines[first] + lines[first + 1]).split()).endswith(reason)
+
+
+def test_a_screen_shows_the_largest_dimension_and_full_shows_all():
+    rows = [row(dimension=size, mean=1.0 / size) for size in (50, 100, 200)]
+    for tables in (partial(error_tables, rows), partial(runtime_tables, rows, "here")):
+        short, long = printed(tables(full=False)), printed(tables(full=True))
+        assert "1 of 3 rows; --full shows all" in " ".join(short.split())
+        assert "--full" not in long
+    assert ", D = 200" in printed(error_tables(rows, full=False))
