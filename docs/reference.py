@@ -90,18 +90,19 @@ def smimbench(*words: str) -> None:
 
 def draw(name: str) -> list[str]:
     """The figure of the first metric, and profiles where there are enough algorithms; names of the files."""
-    from smimbench import load_suite, plot
+    from smimbench import load_suite
     from smimbench.report.charts import save
+    from smimbench.report.figures import metric_chart
     from smimbench.report.profiles import profile_chart
     from smimbench.report.results import Results
-    from smimbench.report.style import save_figure
     from smimbench.run.store import Store
 
     suite = load_suite(name, SIZES[name])
-    metric = suite.run.metrics[0]
-    paths = save_figure(plot(suite, metric, results=WORK), WORK / "drawn", f"{name}-{metric}")
+    results = Results(suite, Store(WORK / name), ("numpy",))
+    results.cache.solves = True
+    paths = save(metric_chart(suite, results.rows, results.cache, suite.run.metrics[0]), WORK / "drawn" / name)
     if len(suite.algorithms) >= PROFILED:
-        paths += save(profile_chart(Results(suite, Store(WORK / name), ("numpy",))), WORK / "drawn" / name)
+        paths += save(profile_chart(results), WORK / "drawn" / name)
     found = []
     for path in paths:
         if path.suffix == ".svg":

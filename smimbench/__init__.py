@@ -4,7 +4,7 @@ Examples
 --------
 >>> import smimbench
 >>> suite = smimbench.load_suite("quickstart")
->>> [point["mse"] for point in smimbench.theory(suite)[0]["points"]]  # doctest: +SKIP
+>>> smimbench.theory(suite).plot()  # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from matplotlib.figure import Figure
-
     from smimbench.files import JsonObject
     from smimbench.report.notebook import Loaded
+    from smimbench.report.rows import Rows
+    from smimbench.report.solved_theory import Theory
     from smimbench.report.theory_document import Stage
     from smimbench.run.store import Store
     from smimbench.suite.cells import Cell, Suite
@@ -29,9 +30,9 @@ def run(
     timing: bool = False,
     overrides: Iterable[str] = (),
     only: Iterable[str] = (),
-    progress: bool = False,
+    progress: bool = True,
     on_record: Callable[[JsonObject], None] | None = None,
-) -> list[JsonObject]:
+) -> Rows:
     """Run the missing cells of a suite and return the rows of its table.
 
     Parameters
@@ -52,15 +53,15 @@ def run(
     only : iterable of str
         ``"algorithm=gamp"``; only for a suite given by name or path.
     progress : bool
-        Show a bar, in a terminal or a notebook.
+        Whether a terminal or a notebook shows a bar.
     on_record : callable
         Called with the record of every cell as it ends, to show progress.
 
     Returns
     -------
-    list of dict
-        One dict per problem, algorithm, sample ratio, dimension, metric and component: a tidy table, ready for
-        ``pandas.DataFrame``.
+    Rows
+        A list with one dict per problem, algorithm, sample ratio, dimension, metric and component. Its ``table`` is a flat
+        frame of them.
 
     Raises
     ------
@@ -84,15 +85,19 @@ def run(
     campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
     for remark in (*suite.remarks, *campaign.remarks):
         warnings.warn(remark, stacklevel=2)
-    with _bar(suite.name, len(campaign.missing), shown=progress) as advance:
+    total = len(campaign.missing)
+    with _bar(progress) as show_progress:
+        done = itertools.count(1)
 
         def report(record: JsonObject) -> None:
-            advance()
+            show_progress(suite.name, next(done), total)
             if on_record is not None:
                 on_record(record)
 
+        show_progress(suite.name, 0, total)
         campaign.run(report)
-    return _rows(suite, store, (backend,), solve=True)
+        show_progress(f"theory of {suite.name}", 0, None)
+        return _rows(suite, store, (backend,), solve=True)
 
 
 def tune(
@@ -124,9 +129,7 @@ def tune(
     return search_all(suite, Store(Path(results) / suite.name), backend, work)
 
 
-def show(
-    suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)
-) -> list[JsonObject]:
+def show(suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)) -> Rows:
     """Rows of what has been run, with the theory that is stored; see ``run``."""
     from pathlib import Path
 
@@ -136,7 +139,7 @@ def show(
     return _rows(suite, Store(Path(results) / suite.name), backends, solve=False)
 
 
-def _rows(suite: Suite, store: Store, backends: Sequence[str], *, solve: bool) -> list[JsonObject]:
+def _rows(suite: Suite, store: Store, backends: Sequence[str], *, solve: bool) -> Rows:
     """Rows of stored results, with theory read or solved."""
     import warnings
 
@@ -172,71 +175,130 @@ def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[Jso
 
 
 def theory(
-    suite: Suite | str | Path,
-    alphas: Sequence[float] | None = None,
+    suite: Suite | str | Path | None = None,
+    alpha: float | str | Iterable[float] | None = None,
     *,
+    model: str | None = None,
+    channel: str | None = None,
+    prior: str | None = None,
     results: str | Path | None = None,
     overrides: Iterable[str] = (),
     thresholds: bool = True,
+    predictions: bool = False,
     workers: int = 1,
+    progress: bool = True,
     on_stage: Callable[[Stage], None] = lambda stage: None,
     verify: float = 0.0,
-) -> list[JsonObject]:
-    """The Bayes-optimal curve and the thresholds of a suite, one dict per problem.
+    **parameters: Any,
+) -> Theory:
+    """The Bayes-optimal curve and the thresholds of a suite, or of one problem that is named here.
 
     Parameters
     ----------
-    alphas : sequence of float or None
-        Sample ratios; default: those of the suite.
+    suite : Suite, str or Path
+        As for ``run``; in its place ``model``, ``channel`` and ``prior`` name a problem.
+    alpha : float, sequence of float or str
+        Sample ratios, or ``"0.1:0.3:20"``, twenty from 0.1 to 0.3; default: those of the suite.
+    model, channel, prior : str
+        Names of items, whose parameters are given by name, too: ``rho=0.3``; a list makes several problems.
     results : path or None
         Folder of results under which answers are looked up and kept; default: nowhere.
     overrides : iterable of str
         As for ``run``.
     thresholds : bool
-        Whether to look for thresholds; without, they are None.
+        Whether to look for thresholds; without, there are none.
+    predictions : bool
+        Whether to compute errors of prediction on fresh samples, too; always where the suite has a metric of them.
     workers : int
         Spawned processes, as for ``run``; the numbers do not depend on it.
+    progress : bool
+        Whether a terminal or a notebook shows a bar.
     on_stage : callable
         Called with what is being solved and how far it is, to show progress.
     verify : float
         Relative deviation of the error, as 0.02, that plain draws of teacher and posterior should exclude at every point; they
-        give each dict a list ``verification``. 0 draws nothing.
+        give each document a list ``verification``. 0 draws nothing.
+
+    Returns
+    -------
+    Theory
+        With ``table``, ``thresholds``, ``plot()``, and ``documents`` as from ``smimbench theory --json``.
+
+    Raises
+    ------
+    SuiteError, ProblemError, RegistryError
+    ValueError
+        If neither or both of a suite and a problem are given, or a parameter or a sample ratio is wrong.
     """
     import tempfile
     import warnings
     from pathlib import Path
 
-    from smimbench.report.theory_document import theory_document
+    from smimbench.report.solved_theory import Theory
+    from smimbench.report.theory_document import add_verification, asks_predictions, theory_document
     from smimbench.run.theory_cache import TheoryCache
+    from smimbench.suite.asked import sample_ratios, suite_of_items
+    from smimbench.suite.reader import parse_suite
 
+    alphas = None if alpha is None else sample_ratios(alpha)
+    items = {"model": model, "channel": channel, "prior": prior}
+    if suite is None:
+        if not any(items.values()):
+            raise ValueError("give a suite, or the names of model, channel and prior")
+        name, text, given = suite_of_items(items, parameters, alphas or ())
+        suite = parse_suite(Path(f"{name}.toml"), text, [*given, *overrides])
+    elif named := [key for key, value in (items | parameters).items() if value is not None]:
+        raise ValueError(f"{', '.join(named)}: name a problem or give a suite, not both; overrides change one")
+    else:
+        suite = _suite(suite, overrides, results=results)
     cache = TheoryCache(None if results is None else Path(results) / "theory")
     cache.remark = warnings.warn
-    suite = _suite(suite, overrides, results=results)
-    with tempfile.TemporaryDirectory() as shared:
+    cache.predicts = predictions or bool(verify) or asks_predictions(suite)
+    with tempfile.TemporaryDirectory() as shared, _bar(progress) as show_progress:
+
+        def report(stage: Stage) -> None:
+            show_progress(f"{stage.problem}: {stage.what}", stage.progress.done, stage.progress.total)
+            on_stage(stage)
+
         if workers > 1 and results is None:
             cache.folder = Path(shared)
-        documents = theory_document(suite, alphas, cache, on_stage, thresholds=thresholds, workers=workers)
+        documents = theory_document(suite, alphas, cache, report, thresholds=thresholds, workers=workers)
+        if verify:
+            add_verification(suite, documents, verify, report)
     for document in documents:
         if "unsolved" in document:
             warnings.warn(f"{document['problem']['label']}: not solved: {document['unsolved']}", stacklevel=2)
-    if verify:
-        from smimbench.report.theory_document import add_verification
-
-        add_verification(suite, documents, verify, on_stage)
-    return documents
+    cache.watch = lambda progress: None
+    return Theory(suite, documents, cache, alphas)
 
 
 @contextlib.contextmanager
-def _bar(name: str, total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Function that advances a progress bar by one, if a bar is wanted."""
-    if not shown:
-        yield lambda: None
-        return
+def _bar(wanted: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Function that shows what is being done, how much of it is done and of how much: a bar in a terminal or a notebook."""
+    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress() as progress:
-        task = progress.add_task(name, total=total)
-        yield lambda: progress.advance(task)
+    console = Console(stderr=True)
+    if wanted and console.is_jupyter:  # where Rich needs a package that not everybody has
+        from IPython.display import DisplayHandle
+
+        line: Any = DisplayHandle()  # type: ignore[no-untyped-call, unused-ignore]
+        line.display({"text/plain": ""}, raw=True)
+
+        def show_line(what: str, done: int, total: int | None) -> None:
+            part = f"[{'#' * (30 * done // total):30}] {done} / {total} " if total else ""
+            line.update({"text/plain": part + what}, raw=True)
+
+        try:
+            yield show_line
+        finally:
+            line.update({"text/plain": ""}, raw=True)
+    elif wanted and console.is_terminal:
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("")
+            yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+    else:
+        yield lambda what, done, total: None
 
 
 def load(results: str | Path) -> Loaded:
@@ -275,8 +337,19 @@ def plot(
     *,
     results: str | Path = "results",
     backends: Sequence[str] = ("numpy",),
-) -> Figure:
-    """The figure of a metric of what has been run, as the command line draws it; its curve is solved where it is not stored.
+    width: str | None = None,
+) -> Any:
+    """Draw a metric of what has been run, as the command line does; its curve is solved where it is not stored.
+
+    Parameters
+    ----------
+    width : str or None
+        ``"column"`` (3.4 inches) or ``"page"`` (7 inches); default: a column for one panel, a page for several.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Of the only panel, or an array of several. ``axes.figure`` is the figure.
 
     Raises
     ------
@@ -287,7 +360,7 @@ def plot(
     """
     from pathlib import Path
 
-    from smimbench.report.charts import draw
+    from smimbench.report import charts
     from smimbench.report.figures import metric_chart
     from smimbench.run.store import Store, theory_folder
     from smimbench.run.theory_cache import TheoryCache
@@ -299,8 +372,7 @@ def plot(
     found = metric_chart(suite, show(suite, results=results, backends=backends), cache, metric)
     if found is None:
         raise ValueError(f"{suite.name} has no problem to draw")
-    figure: Figure = draw(found)
-    return figure
+    return charts.show(found, width)
 
 
 def _suite(

@@ -1,13 +1,18 @@
 """From Python: results as tidy tables, figures as objects, a part of a suite, what notebooks show."""
 
+import json
+import re
+import sys
+import types
 from collections import Counter
 
+import numpy as np
 import pytest
 
 import smimbench
 from smimbench.report import notebook
 from smimbench.suite import SuiteError
-from tests.helpers import SUITE, attention, write_suite
+from tests.helpers import SUITE, attention, call, write_suite
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +64,17 @@ def test_without_frames_there_are_lists(ran, monkeypatch):
 def test_a_figure_is_returned(ran):
     pytest.importorskip("matplotlib")
     folder, suite, _ = ran
-    figure = smimbench.plot(suite, "overlap", results=folder / "results")
-    assert figure.axes[0].get_ylabel() == "overlap"
+    axis = smimbench.plot(suite, "overlap", results=folder / "results", width="page")
+    assert axis.get_ylabel() == "overlap"
+    assert axis.figure.get_figwidth() == 7.0
     with pytest.raises(ValueError, match="choose from mse, overlap"):
         smimbench.plot(suite, "cosine", results=folder / "results")
 
 
-def test_a_part_is_run_and_its_progress_shown(tmp_path, capsys):
+def test_a_part_is_run(tmp_path):
     suite = write_suite(tmp_path, SUITE)
-    rows = smimbench.run(suite, results=tmp_path / "r", only=["algorithm=gamp", "alpha=1.0"], progress=True)
+    rows = smimbench.run(suite, results=tmp_path / "r", only=["algorithm=gamp", "alpha=1.0"])
     assert {(row["algorithm"], row["alpha"]) for row in rows} == {("gamp", 1.0)}
-    assert "100%" in capsys.readouterr().out
     with pytest.raises(ValueError, match="given by name or path"):
         smimbench.run(smimbench.load_suite(suite), only=["alpha=1.0"])
 
@@ -78,3 +83,107 @@ def test_a_problem_shows_itself_in_a_notebook():
     text = attention(rho=0.25)._repr_html_()
     for words in ("attention-indexed", "softmax", "rho=0.25"):
         assert words in text
+
+
+@pytest.mark.parametrize(("terminal", "progress"), [(True, True), (True, False), (False, True)])
+def test_long_calls_show_a_bar_in_a_terminal_and_else_nothing(tmp_path, capsys, monkeypatch, terminal, progress):
+    monkeypatch.setenv("FORCE_COLOR" if terminal else "NO_COLOR", "1")
+    suite = write_suite(tmp_path, SUITE)
+    smimbench.run(suite, results=tmp_path / "r", only=["algorithm=gamp"], progress=progress)
+    ran = capsys.readouterr()
+    smimbench.theory(suite, progress=progress)
+    solved = capsys.readouterr()
+    assert ran.out == solved.out == ""
+    assert ("theory of small" in ran.err) == ("line: thresholds" in solved.err) == (terminal and progress)
+
+
+def test_a_notebook_shows_a_bar_without_further_packages(tmp_path, monkeypatch):
+    shown = []
+    handle = types.SimpleNamespace(
+        display=lambda data, raw: shown.append(data), update=lambda data, raw: shown.append(data)
+    )
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(DisplayHandle=lambda: handle))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    smimbench.run(write_suite(tmp_path, SUITE), results=tmp_path / "r", only=["algorithm=gamp"])
+    texts = [one["text/plain"] for one in shown]
+    assert texts[0] == texts[-1] == ""
+    assert f"[{'#' * 15:30}] 2 / 4 small" in texts
+
+
+# -- theory ---------------------------------------------------------------------------------------------------------------
+
+PHASES = {"model": "attention-indexed", "channel": "softmax", "prior": "wishart"}
+
+
+@pytest.mark.parametrize("rho", [0.2, 0.5, 0.8])
+def test_theory_of_a_problem_that_is_named(rho):
+    """Softmax attention of one layer is learned perfectly from the number of its parameters on, a closed form."""
+    found = smimbench.theory(**PHASES, rho=rho, alpha="0.1:0.5:5")
+    rows = as_rows(found.table)
+    assert [row["alpha"] for row in rows] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert all(not isinstance(value, (dict, list)) for row in rows for value in row.values())
+    (perfect,) = [row for row in as_rows(found.thresholds) if row["threshold"] == "perfect recovery"]
+    assert perfect["alpha"] == pytest.approx((rho - rho**2 / 2) / 2, rel=1e-6)
+    assert all((row["mse"] < 1e-6) == (row["alpha"] > perfect["alpha"]) for row in rows)
+    assert rows == as_rows(smimbench.theory(**PHASES, rho=np.float64(rho), alpha=np.linspace(0.1, 0.5, 5)).table)
+
+
+def test_theory_is_the_same_as_that_of_the_command(tmp_path, capsys):
+    suite = write_suite(tmp_path, SUITE.replace('"linear", noise', '"linear", components = 2, noise'))
+    found = smimbench.theory(suite)
+    code, out, _ = call(capsys, "theory", suite, "--results", tmp_path / "r", "--json")
+    assert code == 0
+    (document,) = json.loads(out)
+    rows = as_rows(found.table)
+    assert [(row["alpha"], row["component"]) for row in rows] == [(0.5, 1), (0.5, 2), (1.0, 1), (1.0, 2)]
+    assert [row["mse"] for row in rows] == [value for point in document["points"] for value in point["mse"]]
+    assert found.documents[0]["thresholds"] == document["thresholds"]
+
+
+def test_a_list_makes_several_problems_and_an_axis_for_each():
+    found = smimbench.theory(**PHASES, rho=[0.2, 0.5], alpha=[0.1, 0.3])
+    assert len({row["problem"] for row in as_rows(found.table)}) == 2
+    axes = found.plot(width="column")
+    assert len(axes) == 2
+    assert axes[0].figure.get_figwidth() == 3.4
+    labels = axes[0].get_legend_handles_labels()[1]
+    assert {"Bayes-optimal", "perfect recovery"} <= set(labels)
+    assert found.plot("overlap")[0].get_ylabel() == "overlap"
+
+
+def test_what_objects_say_of_themselves_fits_a_screen(ran):
+    _, suite, rows = ran
+    for one in (smimbench.theory("quickstart"), smimbench.theory(**PHASES, rho=0.5, alpha="0.01:1:100"), rows,
+                smimbench.load_suite("contenders"), smimbench.load_suite(suite)):  # fmt: skip
+        lines = repr(one).splitlines()
+        assert len(lines) <= 27
+        assert max(map(len, lines)) <= 80 or len(lines) == 1
+    text = repr(smimbench.theory(**PHASES, rho=0.5, alpha="0.01:1:100"))
+    assert "perfect recovery" in text
+    assert "88 more points in .table" in text
+    assert repr(smimbench.load_suite(suite)) == "Suite('small'; line; gamp, adam)"
+
+
+def test_the_frame_of_results_is_flat(ran):
+    rows = ran[2]
+    table = as_rows(rows.table)
+    assert len(table) == len(rows) == 8
+    assert all(value is None or isinstance(value, (int, float, str)) for row in table for value in row.values())
+    assert [row["mean"] for row in table] == [row["mean"] for row in rows]
+    assert {row["status_counts"] for row in table} == {"2 ok"}
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({}, "give a suite, or the names of model, channel and prior"),
+    ({"suite": "quickstart", "rho": 0.2}, "rho: name a problem or give a suite, not both"),
+    ({"suite": "quickstart", "model": "attention-indexed"}, "model: name a problem or give a suite"),
+    ({**PHASES, "alpha": 0.1, "rhoo": 0.3}, "rhoo is no option and no parameter of this problem"),
+    ({**PHASES}, "needs its sample ratios"),
+    ({**PHASES, "alpha": [0.1, -1]}, "a sample ratio must be > 0 and finite, got -1.0"),
+    ({"suite": "quickstart", "alpha": "0.1:0.3"}, "must look like 0.1 or 0.1:0.3:20"),
+    ({"model": "attention-indexed", "alpha": 1}, "needs channel and prior, too"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_question_is_said(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        smimbench.theory(**given)

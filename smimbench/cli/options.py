@@ -42,19 +42,12 @@ def complain(line: str) -> None:
 
 def make_console(*, error: bool = False) -> Console:
     """Make a console for a terminal, or as wide as COLUMNS. Rich markup and terminal escapes in texts have no effect."""
-    from rich.console import Console
-    from rich.segment import Segment
-
-    class Safe(Console):
-        def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
-            for part in super().render(*arguments, **named):
-                yield part if part.control else Segment(printable(part.text), part.style)
+    from smimbench.report.columns import safe_console
 
     stream = sys.stderr if error else sys.stdout
     asked = os.environ.get("COLUMNS", "80")
     columns = int(asked) if re.fullmatch("[0-9]{1,4}", asked) and int(asked) > 0 else 80
-    width = None if stream.isatty() else columns
-    return Safe(stderr=error, width=width, soft_wrap=False, highlight=False, markup=False, emoji=False)
+    return safe_console(stderr=error, width=None if stream.isatty() else columns)
 
 
 def print_json(document: Any) -> None:
@@ -139,6 +132,11 @@ AGAINST = option(
     "Compare every algorithm with this one, instance by instance [default: the best].", "--against", metavar="ALGORITHM"
 )
 FULL = flag("Show every row of every table.", "--full")
+WIDTH = option(
+    "Figures of 3.4 or of 7 inches [default: a column for one panel, a page for several].",
+    "--width",
+    type=click.Choice(["column", "page"]),
+)
 RESULTS = option(
     "Folder of results.", "--results", type=click.Path(file_okay=False, path_type=Path), default=Path("results")
 )

@@ -69,11 +69,13 @@ def charts_of(results: Results) -> list[Chart]:
     return [chart for chart in found if chart is not None]
 
 
-def save_charts(charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+def save_charts(
+    charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf"), width: str | None = None
+) -> list[Path]:
     """Draw figures into a folder; ImportError without matplotlib."""
     from smimbench.report.charts import save
 
-    return [path for chart in charts for path in save(chart, folder, kinds)]
+    return [path for chart in charts for path in save(chart, folder, kinds, width)]
 
 
 def _not_said_before(results: Results, remarks: list[str]) -> list[str]:
@@ -318,7 +320,7 @@ def _moving(rows: Sequence[JsonObject]) -> list[str]:
     ]
 
 
-def draw_figures(results: Results, *, silent: bool, only_first: bool = False) -> None:
+def draw_figures(results: Results, *, silent: bool, only_first: bool = False, width: str | None = None) -> None:
     """Draw all figures of results and print their paths, or only the first: as PNG, the quickest of the kinds."""
     from smimbench.run.theory_cache import THEORY_ERRORS
 
@@ -331,7 +333,7 @@ def draw_figures(results: Results, *, silent: bool, only_first: bool = False) ->
                 path.with_suffix(".svg").unlink(missing_ok=True)
                 path.with_suffix(".pdf").unlink(missing_ok=True)
         else:
-            paths = save_charts(charts, folder)
+            paths = save_charts(charts, folder, width=width)
     except ImportError:
         complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smimbench.cli.asked import SampleRatios, suite_of_words
 from smimbench.cli.options import (
     AGAINST,
     FULL,
@@ -21,6 +20,7 @@ from smimbench.cli.options import (
     PERCENT,
     RESULTS,
     SUITE_OR_FOLDER,
+    WIDTH,
     Request,
     command,
     complete_suite,
@@ -44,12 +44,21 @@ from smimbench.cli.results import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.report.results import Results
     from smimbench.run.verification import Verification
     from smimbench.suite.cells import Suite
+
+
+def _sample_ratios(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[float]:
+    from smimbench.suite.asked import sample_ratios
+
+    try:
+        return [alpha for text in texts for alpha in sample_ratios(text)]
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
 @command(
@@ -66,7 +75,8 @@ if TYPE_CHECKING:
         "--alpha",
         "alphas",
         multiple=True,
-        type=SampleRatios(),
+        metavar="FLOAT|FROM:TO:COUNT",
+        callback=_sample_ratios,
     ),
     flag("Check every point against plain draws of teacher and posterior; exit code 1 where |z| > 4.", "--verify"),
     option(
@@ -76,6 +86,7 @@ if TYPE_CHECKING:
         default="2%",
     ),
     flag("Draw the curves with their thresholds, under figures in --results.", "--figure"),
+    WIDTH,
     flag("Only the curve.", "--no-thresholds"),
     flag(
         "Errors of prediction on fresh samples, too; with --json, --verify and a metric that needs them they are always there.",
@@ -98,8 +109,9 @@ def theory(
     model: str | None,
     channel: str | None,
     prior: str | None,
-    alphas: tuple[list[float], ...],
+    alphas: list[float],
     figure: bool,
+    width: str | None,
     no_thresholds: bool,
     predictions: bool,
     workers: int,
@@ -113,22 +125,23 @@ def theory(
     read it, with what they need for runs that are stored: stop at any time and run the same command again to go on.
     """
     from smimbench.cli.progress import theory_progress
-    from smimbench.report.theory_document import add_own_theory, add_verification, holds, kept_of, theory_document
+    from smimbench.report.theory_document import (
+        add_own_theory,
+        add_verification,
+        asks_predictions,
+        holds,
+        kept_of,
+        theory_document,
+    )
 
-    chosen = [alpha for some in alphas for alpha in some]
-    for alpha in chosen:
-        if not 0 < alpha < float("inf"):
-            raise click.BadParameter(f"must be > 0 and finite, got {alpha}", param_hint="--alpha")
-    request = _asked(request, words, {"model": model, "channel": channel, "prior": prior}, chosen)
+    request = _asked(request, words, {"model": model, "channel": channel, "prior": prior}, alphas)
     if resolve >= 1:
         raise click.BadParameter(f"must be below 100%, got {100 * resolve:g}%", param_hint="--resolve")
     suite = request.suite()
     if not suite.chosen_plans and not suite.unmade:
         raise click.UsageError("--only excludes every problem of this suite")
-    cache, wanted = request.theory(), sorted(set(chosen)) or None
-    asked = any("generalization" in name for name in suite.run.metrics)
-    published = {reference.metric for reference in suite.run.reference} - {"mse", "overlap"}
-    cache.predicts = bool(predictions or request.as_json or verify or asked or published)
+    cache, wanted = request.theory(), sorted(set(alphas)) or None
+    cache.predicts = predictions or request.as_json or verify or asks_predictions(suite)
     if retry:
         cache.set_aside(plan.problem for plan in suite.chosen_plans)
     with theory_progress(
@@ -141,7 +154,7 @@ def theory(
     solved = not any("unsolved" in one for one in document)
     if solved:
         _solve_of_runs(request, suite)
-    paths = _draw_theory(request, suite, wanted, cache.predicts) if figure and solved else []
+    paths = _draw_theory(request, suite, wanted, width, cache.predicts) if figure and solved else []
     if figure and not solved:
         request.remark(["no figure, because a problem is not solved; --only problem=LABEL draws the others"])
     code = OK if solved and (not verify or holds(document)) else NOT_OK
@@ -165,14 +178,33 @@ def theory(
 
 def _asked(request: Request, words: Sequence[str], items: dict[str, str | None], alphas: Sequence[float]) -> Request:
     """The request for the suite that is named, or for the problem that options describe."""
+    from smimbench.suite.asked import suite_of_items
+
     if any(items.values()):
-        name, text, given = suite_of_words(items, words, alphas)
+        try:
+            name, text, given = suite_of_items(items, dict(_pairs(words)), alphas)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
         return replace(request, name=name, text=text, overrides=(*given, *request.overrides))
     if unknown := [word for word in words if word.startswith("-")]:
         raise click.NoSuchOption(unknown[0].partition("=")[0])
     if len(words) != 1:
         raise click.UsageError("give one suite, or --model, --channel and --prior")
     return replace(request, name=words[0])
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names and values of ``--name value`` and ``--name=value``."""
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            raise click.UsageError(f"unexpected {word!r}: give a suite, or --model, --channel and --prior")
+        if not equals:
+            value = next(rest, "")
+        if not value:
+            raise click.UsageError(f"{name} needs a value")
+        yield name[2:].replace("-", "_"), value
 
 
 def _solve_of_runs(request: Request, suite: Suite) -> None:
@@ -189,7 +221,9 @@ def _solve_of_runs(request: Request, suite: Suite) -> None:
             charts_of(results)
 
 
-def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None, predicts: bool) -> list[Path]:
+def _draw_theory(
+    request: Request, suite: Suite, alphas: Sequence[float] | None, width: str | None, predicts: bool
+) -> list[Path]:
     from smimbench.report.figures import theory_charts
     from smimbench.run.store import settings_folder
 
@@ -197,7 +231,7 @@ def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None,
         folder = settings_folder(suite, request.store(suite)) / "figures"
         cache = request.theory()
         cache.predicts = predicts
-        return save_charts(theory_charts(suite, cache, alphas), folder)
+        return save_charts(theory_charts(suite, cache, alphas), folder, width=width)
     except ImportError:
         raise click.UsageError("a figure needs matplotlib; pip install 'smimbench[plot]'") from None
 
@@ -215,6 +249,7 @@ def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None,
         metavar="FILE",
     ),
     flag("Also draw all figures, as PNG, SVG and PDF with what they show as CSV.", "--figures"),
+    WIDTH,
     AGAINST,
     FULL,
     JSON,
@@ -226,6 +261,7 @@ def show(
     backends: tuple[str, ...],
     pack: Path | None,
     figures: bool,
+    width: str | None,
     against: str | None,
     full: bool,
 ) -> int:
@@ -247,7 +283,7 @@ def show(
     compare_with(document, against)
     code = present_document(document, request, folder, full=full)
     if figures and results is not None:
-        draw_figures(results, silent=request.as_json or request.quiet)
+        draw_figures(results, silent=request.as_json or request.quiet, width=width)
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from functools import partial
@@ -18,7 +19,7 @@ from smimbench.report.labels import letter_of, names_with_backend
 from smimbench.report.optimum import LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from jinja2 import Environment
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -396,6 +397,28 @@ class Whole:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         needed = console.measure(self.table, options=options.update_width(10_000)).minimum
         yield from console.render(self.table, options.update_width(max(options.max_width, needed)))
+
+
+def safe_console(**how: Any) -> Console:
+    """A console on which Rich markup and terminal escapes in texts have no effect."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Safe(Console):
+        def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
+            for part in super().render(*arguments, **named):
+                yield part if part.control else Segment(printable(part.text), part.style)
+
+    return Safe(soft_wrap=False, highlight=False, markup=False, emoji=False, **how)
+
+
+def plain_text(tables: Iterable[RenderableType]) -> str:
+    """Tables as text of at most 80 columns without colors."""
+    text = io.StringIO()
+    console = safe_console(file=text, width=80, color_system=None, force_jupyter=False)
+    for table in tables:
+        console.print(table, crop=False)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 # -- in HTML --------------------------------------------------------------------------------------------------------------

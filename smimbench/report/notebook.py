@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib
 import importlib.util
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,12 @@ ROW: list[str | Column] = [
     "error / optimal", "per run", "status",
 ]  # fmt: skip
 """Columns of a row in HTML."""
+
+
+def rows_text(rows: Sequence[JsonObject]) -> str:
+    """Verdicts as text of at most 80 columns, and how many rows there are."""
+    lines = [textwrap.fill(verdict_line(one), 80, subsequent_indent="    ") for one in verdicts(rows)]
+    return "\n".join([*lines, f"{len(rows)} rows; .table is a frame of them"])
 
 
 def rows_html(rows: Sequence[JsonObject]) -> str | None:
@@ -80,7 +87,7 @@ def load_folder(folder: Path) -> Loaded:
             for metric, component, value in measured or [(None, None, None)]:
                 values.append({**about, "metric": metric, "component": component, "value": value, **rest})
             steps += _steps(key, store.trajectory(record) or {})
-    return Loaded(_frame(values), _frame(steps))
+    return Loaded(frame(values), frame(steps))
 
 
 def _steps(key: str, trajectory: JsonObject) -> list[JsonObject]:
@@ -94,7 +101,8 @@ def _steps(key: str, trajectory: JsonObject) -> list[JsonObject]:
     ]  # fmt: skip
 
 
-def _frame(rows: list[JsonObject]) -> Any:
+def frame(rows: list[JsonObject]) -> Any:
+    """Flat rows as a frame of pandas, of polars where there is no pandas, or as they are where there is neither."""
     for name in ("pandas", "polars"):
         if importlib.util.find_spec(name) is not None:
             return importlib.import_module(name).DataFrame(rows)

@@ -49,7 +49,7 @@ class Results:
         self.counts = dict(Counter(record["status"] for _, record in self.pairs))
 
     @cached_property
-    def rows(self) -> list[JsonObject]:
+    def rows(self) -> Rows:
         """Rows of the error table."""
         pairs = [*self.pairs, *best_of(self.pairs, self.suite.run.target)]
         return Rows([*error_rows(pairs, self.suite, self.store, self.cache, lambda: self.optima), *self.scored])

@@ -53,6 +53,21 @@ if TYPE_CHECKING:
 class Rows(list[JsonObject]):
     """A list of rows that a notebook shows as a verdict and a table."""
 
+    @property
+    def table(self) -> Any:
+        """Mean, standard error, prediction and optimum, one row per problem, algorithm, sample ratio, dimension, metric and
+        component: a flat frame of pandas or polars, or a list of dicts.
+        """
+        from smimbench.report.notebook import frame
+        from smimbench.report.text_files import flat_rows
+
+        return frame(flat_rows(self))
+
+    def __repr__(self) -> str:
+        from smimbench.report.notebook import rows_text
+
+        return rows_text(self)
+
     def _repr_html_(self) -> str | None:
         from smimbench.report.notebook import rows_html
 

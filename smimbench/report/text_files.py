@@ -28,8 +28,15 @@ def as_csv(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) 
 
     The columns ``refusal``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
     """
+    return csv_text(flat_rows(rows, extrapolated), _with_limits(rows, extrapolated)[1])
+
+
+def flat_rows(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> list[JsonObject]:
+    """The same rows as dicts of numbers and texts."""
     found, fields = _with_limits(rows, extrapolated)
-    return csv_text(({**row, "status_counts": _counts(row["status_counts"])} for row in found), fields)
+    return [
+        {field: row.get(field) for field in fields} | {"status_counts": _counts(row["status_counts"])} for row in found
+    ]
 
 
 def as_markdown(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> str:

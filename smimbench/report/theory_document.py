@@ -46,6 +46,12 @@ class Stage(NamedTuple):
     note: str = ""
 
 
+def asks_predictions(suite: Suite) -> bool:
+    """Whether a metric or a published value of a suite needs errors of prediction."""
+    published = {reference.metric for reference in suite.run.reference} - {"mse", "overlap"}
+    return bool(published) or any("generalization" in name for name in suite.run.metrics)
+
+
 def theory_document(
     suite: Suite,
     alphas: Sequence[float] | None = None,

@@ -135,7 +135,7 @@ class Cell:
         return problem, algorithm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Suite:
     """A validated suite.
 
@@ -162,7 +162,12 @@ class Suite:
     left_out: tuple[str, ...] = ()
     figure: FigureTable | None = None
     choices: Mapping[tuple[str, str], JsonObject] = field(default_factory=dict)
-    secret: int | None = field(repr=False, default=None)
+    secret: int | None = None
+
+    def __repr__(self) -> str:
+        problems = ", ".join(plan.label for plan in self.chosen_plans)
+        algorithms = ", ".join(table["label"] for table in self.algorithms) or "theory only"
+        return f"Suite({self.name!r}; {problems}; {algorithms})"
 
     def with_seed(self, seed: int, secret: int | None = None) -> Suite:
         """As with ``--set grid.seed=...``; ``secret`` is the seed that this one stands for."""

@@ -4,7 +4,9 @@ import smimbench
 
 
 def test_quadratic_networks():
-    rows = [row for document in smimbench.theory("published", thresholds=False) for row in document["published"]]
+    rows = [
+        row for document in smimbench.theory("published", thresholds=False).documents for row in document["published"]
+    ]
     assert len(rows) > 60
     for row in rows:
         if row["remark"]:

@@ -1,0 +1,95 @@
+"""A problem that names and parameters describe in place of a suite, as ``--model M --channel C --prior P --PARAMETER VALUE``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.files import plain_value
+from smimbench.registry.parameters import ENGINE_FILLED, signature_of
+from smimbench.registry.registry import get_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+KINDS = ("model", "channel", "prior")
+TOKENS = 2
+"""Default number of tokens, as in the papers."""
+
+TEXT = """[suite]
+title = "{title}"
+[problem]
+model   = {{ name = {model}{tokens} }}
+channel = {{ name = {channel} }}
+prior   = {{ name = {prior} }}
+[grid]
+alpha     = {alphas}
+dimension = [100]
+"""
+
+
+def sample_ratios(value: Any) -> list[float]:
+    """Sample ratios from a number, several, or a text such as ``0.1`` or ``0.1:0.3:20`` (equal distances).
+
+    Raises
+    ------
+    ValueError
+        For anything else, or where one is not positive and finite.
+    """
+    if isinstance(value, str):
+        try:
+            first, *others = value.split(":")
+            found = np.array([float(first)])
+            if others:
+                last, count = others
+                if not 2 <= int(count) <= 10_000:
+                    raise ValueError
+                found = np.linspace(float(first), float(last), int(count))
+        except ValueError:
+            raise ValueError(
+                f"sample ratios must look like 0.1 or 0.1:0.3:20 (2 to 10,000 of them), got {value!r}"
+            ) from None
+    else:
+        found = np.asarray(value, dtype=float).ravel()
+    for one in found:
+        if not 0 < one < float("inf"):
+            raise ValueError(f"a sample ratio must be > 0 and finite, got {one}")
+    return [float(one) for one in found]
+
+
+def suite_of_items(
+    items: Mapping[str, str | None], parameters: Mapping[str, Any], alphas: Sequence[float]
+) -> tuple[str, str, list[str]]:
+    """Name and text of the suite of one problem, and its parameters as for ``--set``.
+
+    Raises
+    ------
+    ValueError
+        An item or the sample ratios are missing, or a parameter belongs to none of the items, or to several.
+    """
+    if missing := [kind for kind in KINDS if items.get(kind) is None]:
+        raise ValueError(f"a problem without a suite needs {' and '.join(missing)}, too")
+    if not alphas:
+        raise ValueError("a problem without a suite needs its sample ratios: alpha 0.1, or 0.1:0.3:20")
+    found = {kind: get_registry().get(kind, str(items[kind]), items["model"]) for kind in KINDS}
+    known = {
+        kind: [name for name in signature_of(entry.item) if name not in ENGINE_FILLED.get(kind, ())]
+        for kind, entry in found.items()
+    }
+    given = []
+    for name, value in parameters.items():
+        text = value if isinstance(value, str) else json.dumps(value, default=plain_value)
+        owners = [kind for kind in KINDS if name in known[kind]]
+        if not owners:
+            listed = "; ".join(f"{kind}: {', '.join(known[kind])}" for kind in KINDS if known[kind])
+            raise ValueError(f"{name} is no option and no parameter of this problem ({listed})")
+        if len(owners) > 1:
+            raise ValueError(f"{' and '.join(owners)} have {name}: set problem.{owners[0]}.{name}={text}")
+        given.append(f"problem.{owners[0]}.{name}={text}")
+    names = {kind: json.dumps(items[kind]) for kind in KINDS}
+    plain = [str(items[kind]).rpartition(":")[2] for kind in KINDS]
+    tokens = f", tokens = {TOKENS}" if "tokens" in known["model"] else ""
+    text = TEXT.format(title=", ".join(plain), alphas=list(alphas), tokens=tokens, **names)
+    return "-".join(plain), text, given
