@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from smimbench.report.best_of import best_of
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.rows import Rows, error_rows, find_optima, paired, scored_rows
+from smimbench.report.theory_document import asks_predictions
 from smimbench.report.verdict import summary, verdicts
 from smimbench.run.campaign import other_versions
 from smimbench.run.store import settings_folder, theory_folder
@@ -42,6 +43,7 @@ class Results:
             cache = GuardedTheory(theory_folder(store))
             cache.solves = False
         self.cache = cache
+        cache.predicts = asks_predictions(suite)
         known = sorted({record["cell"]["backend"] for record in self.records.values()})
         self.folder = settings_folder(suite, store)
         self.cells = [cell for backend in backends or known or ["numpy"] for cell in suite.cells(backend)]

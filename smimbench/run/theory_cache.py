@@ -388,8 +388,8 @@ class Solver:
         self._cache.remark = lambda line: tell(remark=line)
         self._problems: dict[str, Problem] = {}
 
-    def answer(self, what: str, spec: JsonObject, *more: Any) -> Any:
-        """Answer one theory question about a problem.
+    def answer(self, what: str, spec: JsonObject, predicts: bool, *more: Any) -> Any:
+        """Answer one theory question about a problem; ``predicts`` as for ``TheoryCache``.
 
         Raises
         ------
@@ -399,6 +399,7 @@ class Solver:
         if key not in self._problems:
             self._problems[key] = Problem(*(as_table(spec[kind]) for kind in ("model", "channel", "prior")))
         problem, cache = self._problems[key], self._cache
+        cache.predicts = predicts
         if problem.spec != spec:
             raise ProblemError("theory", "a package was changed since this began; run the same command again")
         if what in ("begin", "points", "thresholds"):

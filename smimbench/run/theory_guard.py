@@ -98,7 +98,8 @@ class GuardedTheory(TheoryCache):
             weakref.finalize(self, self._executor.end)
         items = [*problem.spec.values(), *(more[:1] if what == "own" else ())]
         distributions = frozenset(str(item["distribution"]) for item in items if "distribution" in item)
-        task = Task("theory", (what, problem.spec, *more), distributions, on_event=self._hear, patience=PATIENCE)
+        question = what, problem.spec, self.predicts, *more
+        task = Task("theory", question, distributions, on_event=self._hear, patience=PATIENCE)
         for ended in self._executor.run([task], Limits(end=self.deadline)):
             if ended.event is None:
                 self._given_up[name] = ProblemError("theory", _why(ended))
@@ -181,7 +182,7 @@ def solve_in_processes(
         for stage in (parts, whole):
             tasks = {}
             for i, (what, *more) in stage:
-                arguments = what, wanted[i][0].spec, *more
+                arguments = what, wanted[i][0].spec, cache.predicts, *more
                 tasks[Task("theory", arguments, frozenset(), on_event=partial(hear, i))] = i
             for ended in executor.run(tasks, on_look=look):
                 _answer_of(ended)

@@ -1,7 +1,7 @@
 """Errors of prediction are solved where something asks for them, and added to stored points that lack them."""
 
 from smimbench.problem.problem import Problem
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_cache import Solver, TheoryCache
 from tests.helpers import call
 
 
@@ -29,3 +29,21 @@ def test_the_command_solves_them_when_asked(capsys, tmp_path):
     assert "plug-in" in call(capsys, *words, *there, "--predictions")[1]
     metrics = '--set=run.metrics=["mse", "generalization_error_plugin"]'
     assert "plug-in" in call(capsys, *words, "--results", tmp_path / "other", metrics)[1]
+
+
+def test_runs_and_other_processes_solve_them_when_asked(capsys, tmp_path):
+    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax"}, {"name": "gaussian"})
+    for name, predicts in (("bare", False), ("full", True)):
+        solver = Solver(str(tmp_path / name), lambda **event: None)
+        solver.answer("whole", problem.spec, predicts, [0.3], False)
+        reading = TheoryCache(tmp_path / name)
+        reading.solves = False
+        ((point,),) = reading.points(problem, [0.3])
+        assert ("generalization_error" in point) == predicts
+    words = ("run", "quickstart", "--only", "problem=linear", "--only", "alpha=0.2", "--set=grid.dimension=[20]")
+    for metric in ("mse", "generalization_error_plugin"):
+        folder = tmp_path / metric
+        call(capsys, *words, f'--set=run.metrics=["{metric}"]', "--results", folder)
+        points = [path.read_text() for path in folder.glob("**/point-*.json")]
+        assert points
+        assert all(("generalization_error" in text) == (metric != "mse") for text in points)
