@@ -38,7 +38,7 @@ def _is_matrix(value: Any) -> Any:
 class _Open(pydantic.BaseModel):
     """Base class of stored structures to which fields may be added; named fields keep meaning and type."""
 
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
 
 class Item(_Open):

@@ -104,7 +104,7 @@ Item = str | dict[str, Any]
 class Table(pydantic.BaseModel):
     """Base class of the tables of a suite; unknown keys and values of the wrong type are rejected."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class SuiteTable(Table):
@@ -199,7 +199,7 @@ class TuneTable(Table):
     No score ever uses these seeds.
     """
 
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
     trials: int = Field(
         default=8,
@@ -216,7 +216,7 @@ class AlgorithmTable(Table):
     ``best of 3``: on every seed the setting that is best on all others, with the same steps and samples.
     """
 
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
     name: str = Field(description="Name of the algorithm.")
     label: str | None = Field(
