@@ -111,6 +111,15 @@ def _compiled_once() -> None:
 
 
 @pytest.fixture
+def svg_alone(monkeypatch) -> None:
+    """Of all pictures only the SVG is rendered, which is text; PNG and PDF, empty here, take longer than the rest of a figure."""
+    from matplotlib.figure import Figure
+
+    render = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *a, **k: render(*a, **k) if k["format"] == "svg" else None)
+
+
+@pytest.fixture
 def rng() -> np.random.Generator:
     """A generator with a fixed seed."""
     return np.random.default_rng(20261120)

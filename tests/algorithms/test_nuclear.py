@@ -339,7 +339,7 @@ def test_solution_satisfies_the_optimality_conditions(positive, channel):
     problem = attention(**channel)
     instance = problem.instance(0.5, 14)
     tau = 0.4
-    S = solve(problem, instance, Nuclear(tau, positive=positive)).estimate
+    S = solve(problem, instance, Nuclear(tau, positive=positive), iterations=1500).estimate
     data = instance.data(get_backend())
     squares = LeastSquares(problem, seen_by_labels(problem), data.inputs, data.labels)
     slope = squares.normal(S, targets=True)[0][0]

@@ -8,6 +8,8 @@ import pytest
 
 from tests.helpers import call
 
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 SOFTMAX = ("--model", "attention-indexed", "--channel", "softmax", "--prior", "wishart")
 LINEAR = ("--model", "sequence-multi-index", "--channel", "linear", "--prior", "gaussian")
 

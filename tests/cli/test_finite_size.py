@@ -6,8 +6,12 @@ import csv
 import io
 import json
 
+import pytest
+
 import smimbench
 from tests.helpers import LINE, call, suite_text, write_suite
+
+pytestmark = pytest.mark.usefixtures("svg_alone")
 
 
 def test_every_output_has_the_extrapolated_values(tmp_path, capsys):

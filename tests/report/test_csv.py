@@ -10,6 +10,8 @@ import pytest
 from smimbench.report.text_files import csv_text
 from tests.helpers import ATTENTION, call, write_suite
 
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "\t=1", "\u202e=1", "a\x1b[2Jb")
 

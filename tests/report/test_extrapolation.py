@@ -17,6 +17,8 @@ from smimbench.report.tables import error_tables, extrapolated_tables
 from smimbench.report.text_files import as_csv, as_markdown
 from tests.report.rows import printed, row
 
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 SIZES = (50, 100, 200, 400)
 
 

@@ -282,6 +282,7 @@ def test_error_against_seconds_ends_where_the_runs_end(results):
         assert float(last["value"]) == pytest.approx(np.median(list(row["values"].values())), rel=0.3)
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
     text = ATTENTION.replace("rho = 0.5", "rho = [0.2, 0.5, 1.0]").partition("[[algorithms]]")[0]
     suite = write_suite(tmp_path, text.replace('label   = "softmax"\n', ""))

@@ -17,6 +17,8 @@ from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, LINE, suite_text, write_suite
 
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 D = 30
 LEARNERS = """
 [[algorithms]]

@@ -11,6 +11,8 @@ from smimbench.registry.metrics import find_metric, is_worse, names_in_key, traj
 from smimbench.registry.registry import Registry, RegistryError, set_registry, using
 from tests.helpers import ATTENTION, SUITE, call, write_suite
 
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 METRIC = '''
 import numpy as np
 import smimbench

@@ -25,6 +25,8 @@ from tests.helpers import LINE, call, suite_text, write_suite
 from tests.report.rows import printed
 from tests.stretched import stretched
 
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 ALGORITHMS = (
     'name = "gamp"\ndamping = 0.0',
     'name = "erm"\npenalty = 1.0',

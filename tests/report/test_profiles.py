@@ -19,6 +19,8 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, write_suite
 from tests.report.rows import printed, row
 
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 
 def of(algorithm, values, bayes=0.4, problem="p"):
     return row(

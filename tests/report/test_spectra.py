@@ -17,6 +17,8 @@ from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, suite_text, write_suite
 
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 PROBLEM = """label   = "pairs"
 model   = { name = "attention-indexed", tokens = 2 }
 channel = { name = "linear", noise = 0.3 }

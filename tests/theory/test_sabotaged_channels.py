@@ -88,7 +88,8 @@ def cases():
         yield pytest.param(model, make(base), given, id=f"{name}, {what}", marks=slow)
     for (name, (model, base, given)), (what, factor) in itertools.product(CHANNELS.items(), NOISE.items()):
         if "noise" in given:
-            yield pytest.param(model, believing(base, noise=factor), given, id=f"{name}, {what}")
+            slow = [pytest.mark.slow] if factor < 1 and name != "linear" else []
+            yield pytest.param(model, believing(base, noise=factor), given, id=f"{name}, {what}", marks=slow)
     yield pytest.param(MATRICES, believing(AttentionSoftmax, beta=1.05), {}, id="attention softmax, beta 5% off")
 
 
