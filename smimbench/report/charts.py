@@ -178,21 +178,24 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     ):  # or it has a name only
         axis.axvspan(*panel.hard, color="0.9", zorder=0, label="hard phase")
     axis.set_xlim(left, right)
+    width = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols
     if panel.xlog:
         log_ticks(axis.xaxis)
     else:
         # Sample ratios that differ in late digits have long labels.
-        axis.locator_params(axis="x", nbins=3 if right - left < 0.1 * right else 6)
+        axis.locator_params(axis="x", nbins=3 if right - left < (0.1 if width > 3 else 0.5) * right else 6)
     if panel.floor:
         floor_ticks(axis.yaxis, panel.floor)
         if below:
             at = max(below)
             place = {"xytext": (0, 3 + 6 * below[at]), "textcoords": "offset points", "ha": "center"}
-            axis.annotate("below", (at, panel.floor), fontsize=8, **place)
+            ground = {"fc": "white", "ec": "none", "pad": 0.5}  # a threshold may stand behind it
+            axis.annotate("below", (at, panel.floor), fontsize=8, bbox=ground, **place)
     elif panel.ylog:
         log_ticks(axis.yaxis)
-    width = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols
-    title = textwrap.fill(literal(panel.title).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), int(13 * width))
+    title = textwrap.fill(
+        literal(panel.title).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), int(11.5 * width)
+    )
     # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
     axis.set_title(title, fontsize=8, y=1.0)
     axis.set_xlabel(panel.xlabel)

@@ -210,17 +210,23 @@ def _metric_panel(
     title = plan.label if component is None else f"{plan.label}, {word} {component}"
     if sizes := sorted({row["dimension"] for row in rows}):
         title += f", {letter(problem.model)} = {' to '.join(map(str, sizes[:: len(sizes) - 1 or 1]))}"
-    seen, line = [row["alpha"] for row in rows], lines.get("Bayes-optimal")
     panel = Panel(title, "sample ratio α", about.label, series, plan.label, hard=found.get("hard_phase"))
-    panel.xlog = bool(seen) and max(seen) > 20.0 * min(seen)
-    zero = ZERO * suite.run.target
-    if about.direction == "lower" and line is not None and (line.value <= zero).any():
-        # Where the optimal error is 0, what is below the target counts as reached.
-        best = [value for alpha, value in zip(line.alpha, line.value) if alpha in used and value > zero]
-        panel.floor = floor_of(
-            [*best, *(row["mean"] for row in rows if (row["bayes"] or 0.0) > zero)], suite.run.target
-        )
+    panel.xlog = _spans_decades([row["alpha"] for row in rows])
+    line, means, zero = lines.get("Bayes-optimal"), [row["mean"] for row in rows], ZERO * suite.run.target
+    if about.direction == "lower" and line is not None:
+        panel.ylog = _spans_decades([*line.value, *means])
+        if (line.value <= zero).any():
+            # Where the optimal error is 0, what is below the target counts as reached.
+            best = [value for alpha, value in zip(line.alpha, line.value) if alpha in used and value > zero]
+            seen = [mean for mean, row in zip(means, rows) if (row["bayes"] or 0.0) > zero]
+            panel.floor = floor_of([*best, *seen], suite.run.target)
     return panel
+
+
+def _spans_decades(values: Iterable[float]) -> bool:
+    """Whether positive values span so much that a linear axis would hide the small ones."""
+    positive = [value for value in values if value > 0]
+    return bool(positive) and max(positive) > 20.0 * min(positive)
 
 
 def _runs(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject) -> Series:

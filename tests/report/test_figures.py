@@ -119,6 +119,19 @@ def test_an_optimal_error_that_is_small_but_not_zero_is_on_the_axis(tmp_path):
     assert panel.floor == pytest.approx(1e-4)
 
 
+@pytest.mark.parametrize(("mean", "scale"), [(0.4, "linear"), (40.0, "log")])
+def test_a_single_large_error_does_not_flatten_the_others(tmp_path, mean, scale):
+    suite = load_suite(write_suite(tmp_path))
+    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}}
+    rows = [row(**about, alpha=0.5, mean=mean, sem=0.99 * mean), row(**about, alpha=1.0, mean=0.3)]
+    (axis,) = draw(metric_chart(suite, rows, THEORY, "mse")).axes
+    assert axis.get_yscale() == scale
+    low, high = axis.get_ylim()
+    if scale == "log":
+        assert high / low < 1e4
+        assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
+
+
 def test_every_mark_stands_at_its_sample_ratio_and_none_is_cut_off(results):
     _, rows, _, _, figures = results
     for axis, metric in ((figures[0].axes[0], "mse"), (figures[1].axes[0], "overlap")):
