@@ -33,8 +33,8 @@ _ROWS_PER_DIMENSION = 3
 # inputs, one for each pair, than a batch of products takes.
 _FEW_TOKENS = 3
 
-# (least d, number of bands): the sum over samples is symmetric, so bands of its rows are computed from the diagonal on, and
-# mirrored. Five bands need 60% of the operations; ten would need 55%, in products too narrow for BLAS to be fast.
+# (least d, number of bands): signals and sums over samples are symmetric, so products with them are computed in bands of the
+# triangle. Five bands need 60% of the operations; ten would need 55%, in products too narrow for BLAS to be fast.
 _BANDS = ((800, 5), (400, 4), (150, 3), (96, 2))
 # Bands begin at multiples of this, the block that BLAS computes at once. Doubled: bands of less equal width.
 _EDGE = 24
@@ -42,7 +42,7 @@ _EDGE = 24
 
 @cache
 def _bands(dimension: int) -> tuple[slice, ...]:
-    """Bands of rows in which the symmetric (d, d) sum is computed."""
+    """Bands of rows or columns in which products with a symmetric (d, d) matrix are computed."""
     count = next((bands for least, bands in _BANDS if dimension >= least), 1)
     edges = [_EDGE * round(i * dimension / count / _EDGE) for i in range(count)]
     return tuple(slice(a, b) for a, b in pairwise([*edges, dimension]))
@@ -137,6 +137,11 @@ class AttentionIndexed(TokenModel):
         """Whether T x T products are computed as sums over pairs of tokens, since batches of tiny products are slow on a GPU."""
         return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
 
+    def _bands(self, inputs: Array) -> tuple[slice, ...]:
+        """Bands of a triangle; one on a GPU, where a band is no view that can be written to in place."""
+        dimension = inputs.shape[-1]
+        return _bands(dimension) if chunk_bytes(inputs) is None else (slice(0, dimension),)
+
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
         """Cost per component: a product of (n T, d) with (d, d) and half of another (it is symmetric), one reading of the
         inputs, and ``10 d^3`` for the eigendecomposition and its product in ``denoise``.
@@ -159,6 +164,7 @@ class AttentionIndexed(TokenModel):
         matrices = xp.reshape(signal, (students, components, dimension, dimension))
         pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
         traces = xp.linalg.trace(matrices)[..., None] * on_diagonal
+        bands = self._bands(inputs)
 
         z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
         apart, pairs = self._apart(inputs), site_pairs(self.tokens)
@@ -168,11 +174,14 @@ class AttentionIndexed(TokenModel):
             columns = xp.matrix_transpose(x)
             for k in range(students):
                 for p in range(components):
-                    xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
+                    xs = xp.reshape(_times_half(rows, matrices[k, p, :, :], bands), x.shape)
                     if apart:  # one pair of tokens after the other
                         forms = xp.stack([xp.sum(xs[:, a, :] * x[:, b, :], axis=-1) for a, b in pairs], axis=-1)
                     else:
-                        forms = xp.take(xp.reshape(xp.matmul(xs, columns), (x.shape[0], -1)), pick, axis=1)
+                        forms = xp.matmul(xs, columns)
+                        if len(bands) > 1:  # x_a^T S x_b = x_a^T L x_b + x_b^T L x_a
+                            forms = forms + xp.matrix_transpose(forms)
+                        forms = xp.take(xp.reshape(forms, (x.shape[0], -1)), pick, axis=1)
                     z[k, s, p, :] = (forms - traces[k, p, :]) * scale
         return xp.reshape(z, (*lead, n, components, self.sites))
 
@@ -200,7 +209,7 @@ class AttentionIndexed(TokenModel):
         pick, factors = self._sites_of_entries(xp, dtype, device)
         scale = factors * (2 / dimension**1.5)
         pieces = self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs)
-        apart, bands = self._apart(inputs), _bands(dimension) if chunk_bytes(inputs) is None else (slice(0, dimension),)
+        apart, bands = self._apart(inputs), self._bands(inputs)
 
         def one(k: int, p: int) -> Array:
             total = xp.zeros((dimension, dimension), dtype=dtype, device=device)
@@ -212,7 +221,7 @@ class AttentionIndexed(TokenModel):
                 weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
                 gx = xp.reshape(_mixed_apart(weights, x) if apart else xp.matmul(weights, x), (-1, dimension))
                 columns = xp.matrix_transpose(xp.reshape(x, (-1, dimension)))
-                if len(bands) == 1:  # a band is no view that a GPU can add to in place
+                if len(bands) == 1:
                     total += xp.matmul(columns, gx)
                     continue
                 for band in bands:
@@ -294,6 +303,21 @@ class AttentionIndexed(TokenModel):
         """``q_p = tr(S_hat_p S_p) / d`` of each component: (..., P, d, d) to (..., P)."""
         xp = namespace(signal, estimate)
         return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
+
+
+def _times_half(rows: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
+    """Product of rows (m, d) with L for a symmetric matrix ``S = L + L^T`` (d, d), or with S where there is one band.
+
+    L is S below the diagonal blocks of the bands, half of S in them, and 0 above.
+    """
+    xp = namespace(rows, matrix)
+    if len(bands) == 1:
+        return xp.matmul(rows, matrix)
+    found = xp.empty(rows.shape, dtype=xp.result_type(rows, matrix), device=array_api_compat.device(rows))
+    for band in bands:
+        lower = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
+        found[:, band] = xp.matmul(rows[:, band.start :], lower)
+    return found
 
 
 def _mixed_apart(weights: Array, x: Array) -> Array:
