@@ -8,6 +8,7 @@ import pytest
 from smimbench_algorithms.gamp import CONTROLS, LARGEST_EXCESS, Gamp, StepState, next_step, reversal_overlaps
 
 from smimbench.backend.device import get_backend
+from smimbench.problem.instance import Instance
 from smimbench.run.loop import Status, run_algorithm
 from smimbench.suite.schema import RunOptions
 from smimbench.theory.predictions import solve
@@ -36,8 +37,11 @@ def iterate(problem, instance, steps, start=None, algorithm=None):
     return algorithm.estimate(state), info
 
 
-def dense_attention_step(x, h_label, state, weight, prior):
-    """An iteration in the indices h of the paper, every matrix written out; T = 2 softmax labels as h plus a constant."""
+def dense_attention_step(x, h_label, state, weight, prior, *, by_sample):
+    """An iteration in the indices h of the paper, every matrix written out; T = 2 softmax labels as h plus a constant.
+
+    ``by_sample``: whether samples that are stronger than most take part with smaller weights.
+    """
     S, V, onsager, old_g, old_qhat = state
     n, T, d = x.shape
     alpha = n / d**2
@@ -54,7 +58,11 @@ def dense_attention_step(x, h_label, state, weight, prior):
     g = (h_label - omega - t) / (V * scale)
     qhat = alpha * (T * T + T - 2) / V
     if old_qhat is not None:
-        g, qhat = weight * g + (1 - weight) * old_g, weight * qhat + (1 - weight) * old_qhat
+        own = np.full(n, weight)
+        if by_sample:
+            strength = (np.linalg.svd(x, compute_uv=False)[:, 0] ** 2 / d) ** 2
+            own = weight * np.minimum(1, 0.8 * (1 + min(1, V * old_qhat)) / strength)
+        g, qhat = own[:, None] * g + (1 - own[:, None]) * old_g, weight * qhat + (1 - weight) * old_qhat
     adjoint = np.zeros((d, d))
     for c, (a, b) in enumerate(pairs):
         outer = np.einsum("n,ni,nj->ij", g[:, c], x[:, a], x[:, b])
@@ -70,10 +78,10 @@ def dense_attention_step(x, h_label, state, weight, prior):
 
 @pytest.mark.parametrize("damping", [None, 0.0, 0.6])
 def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
-    """Four steps, so that the Onsager term, excess noise (from 1 on) and the damping of every part take part."""
+    """Five steps, so that the Onsager term, excess noise (from 1 on) and the damping of every part take part."""
     monkeypatch.setattr(Gamp, "largest_excess", 1.0)
     problem, d, rho = attention(), 14, 0.5
-    instance = problem.instance(0.4, d)
+    instance = problem.instance(0.15, d)
     data = instance.data(get_backend("numpy"))
     algorithm = Gamp(damping=damping)
     state = algorithm.init(problem, data, np.random.default_rng(0))
@@ -82,12 +90,12 @@ def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
     h_label = np.stack([h11, 0 * h11, h22], axis=1)
     dense = (math.sqrt(rho) * np.eye(d), 1.0, 1.0, None, None)
     exceeded = []
-    for _ in range(4):
+    for _ in range(5):
         before = state.step
         state, info = algorithm.step(problem, data, state)
         weight = float((before or state.step).weight)
         assert damping is None or weight == pytest.approx(1 - damping)
-        dense = dense_attention_step(instance.inputs, h_label, dense, weight, problem.prior)
+        dense = dense_attention_step(instance.inputs, h_label, dense, weight, problem.prior, by_sample=damping is None)
         S, V, onsager, *_ = dense
         np.testing.assert_allclose(algorithm.estimate(state)[0], S, atol=1e-7)
         assert float(state.V[0, 0]) == pytest.approx(V, rel=1e-8)
@@ -229,7 +237,7 @@ class Once(Gamp):
 def test_a_run_that_does_not_come_to_rest_counts_all_noise_and_does():
     """100 samples of four tokens for 95 directions: V is claimed far too small and drifts, until all noise is counted."""
     problem = attention(tokens=4, rho=0.1)
-    first, both = (run(problem, 0.01, 100, 1, algorithm) for algorithm in (Once(), Gamp()))
+    first, both = (run(problem, 0.01, 100, 0, algorithm) for algorithm in (Once(), Gamp()))
     assert (first.status, first.restarts) == (Status.NOT_CONVERGED, 0)
     assert (both.status, both.restarts) == (Status.OK, 1)
     assert both.iterations > 300
@@ -247,7 +255,7 @@ def test_noise_that_exceeds_what_is_predicted_keeps_a_run_from_claiming_too_much
     worst = {}
     for largest in (LARGEST_EXCESS, math.inf):
         monkeypatch.setattr(Gamp, "largest_excess", largest)
-        runs = [run(problem, 0.05, 50, seed, Once()) for seed in (20, 21)]
+        runs = [run(problem, 0.05, 50, seed, Once()) for seed in (20, 22)]
         worst[largest] = max(r.metrics["mse"][0] / (1.1 - r.final["predicted_overlap"][0]) for r in runs)
     assert worst[LARGEST_EXCESS] < 10 < 100 < worst[math.inf]
 
@@ -275,6 +283,45 @@ def test_a_step_that_was_too_large_is_followed_by_a_shorter_one():
             seen.append(bool(grown))
     assert any(seen)
     assert not all(seen)
+
+
+def with_a_strong_sample(problem, alpha, dimension, factor):
+    """An instance with the tokens of one sample longer by a factor, and its label."""
+    instance = problem.instance(alpha, dimension)
+    inputs = instance.inputs.copy()
+    inputs[0] *= factor
+    labels = problem.channel.forward(problem.model.forward(inputs, instance.signal))
+    return Instance(problem, instance.signal, inputs, labels, instance.sample_ratio)
+
+
+def test_a_strong_sample_neither_oscillates_nor_moves_the_fixed_point():
+    """It would, in a step of the same weight for all samples, whatever the others do."""
+    problem = attention()
+    instance = with_a_strong_sample(problem, 0.1, 60, 1.5)
+    (own, info), (damped, _) = (iterate(problem, instance, 300, algorithm=a) for a in (Gamp(), Gamp(damping=0.5)))
+    assert float(info.residual) < 1e-5
+    assert info.damping == pytest.approx(1 - CONTROLS["extensive"].largest)
+    np.testing.assert_allclose(own, damped, atol=1e-4)
+    _, alike = iterate(problem, instance, 150, algorithm=Gamp(damping=info.damping))
+    assert float(alike.residual) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("problem", "alpha", "dimension"),
+    [(attention(), 0.1, 100), (attention(rho=1.0), 0.3, 80), (attention("hardmax"), 0.2, 80)],
+    ids=str,
+)
+def test_a_step_per_sample_comes_to_rest_sooner_at_the_same_error(problem, alpha, dimension, monkeypatch):
+    """Against one weight for all samples that is small enough for the strongest."""
+    for seed in range(2):
+        after = run(problem, alpha, dimension, seed)
+        monkeypatch.setattr("smimbench_algorithms.gamp.sample_strength", lambda *_: None)
+        monkeypatch.setitem(CONTROLS, "extensive", CONTROLS["extensive"]._replace(largest=0.7))
+        before = run(problem, alpha, dimension, seed)
+        monkeypatch.undo()
+        assert (after.status, before.status) == (Status.OK, Status.OK)
+        assert after.iterations < 0.9 * before.iterations
+        assert after.metrics["mse"][0] == pytest.approx(before.metrics["mse"][0], rel=0.02, abs=1e-5)
 
 
 def test_a_tiny_estimate_grows_undamped_whatever_it_turns():

@@ -48,7 +48,7 @@ class StepControl(NamedTuple):
     grow: float
 
 
-CONTROLS = {"extensive": StepControl(0.5, 0.7, 0.02, 0.5, 1.15), "low": StepControl(1.0, 1.0, 0.1, 0.7, 1.03)}
+CONTROLS = {"extensive": StepControl(0.5, 0.95, 0.02, 0.5, 1.15), "low": StepControl(1.0, 1.0, 0.1, 0.7, 1.03)}
 """By rank. Matrices start at the prior mean, and a step that is too large shows as a residual that grows. Low rank has to grow
 while it leaves the prior mean, but steps that are too large reverse every time."""
 
@@ -143,26 +143,28 @@ class GampState(NamedTuple):
     Attributes
     ----------
     estimate, V, g : array (P, ...), (P, P), (n, P, C) or None
-        All damped alike; ``g`` is None before the first step. Matrices (P, P) stay on the host: transferring four
-        numbers to a device takes longer than computing them.
+        ``g`` is None before the first step. Matrices (P, P) stay on the host: transferring four numbers to a device takes
+        longer than computing them.
     rng : Generator
         For channels that integrate by sampling.
-    total, Qhat : array (P, ...), (P, P) or None
-        Adjoint of ``g``, and the information, damped alike. The adjoint is linear, so mixing needs no further pass.
+    Qhat : array (P, P) or None
+        The information.
     onsager : array (P, P) or None
         Matrix in front of ``g`` in the Onsager term; None: V, which it is except where the noise exceeds its predicted size.
     step : StepState or None
         What the size of the next step is computed from.
+    strength : array (n,) or None
+        Result of ``sample_strength``; None: all samples take the weight of the step.
     """
 
     estimate: Array
     V: Array
     g: Array | None
     rng: Any
-    total: Array | None = None
     Qhat: Array | None = None
     onsager: Array | None = None
     step: StepState | None = None
+    strength: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -188,16 +190,22 @@ class Gamp(Algorithm):
     ``s^2 = LARGEST_EXCESS / excess``, and the Onsager term, in the limit ``E[d denoise / dR] Qhat^{-1} g``, takes
     ``V Q Qhat^{-1}`` in place of V.
 
-    A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate and V. On an eigenmode where the data have
-    strength k and the denoiser slope s, it has the Jacobian ``[[1 - b (1 - s + b s k), b s], [-b k, 1]]`` (noiseless channel),
-    with determinant ``1 - b (1 - s)``: it is stable if ``s < 1`` and ``b^2 s k + 2 b (1 - s) < 4``. So a small enough b
-    stabilizes any k, but no damping stabilizes a slope above 1. Hence the ``continued`` denoiser where there is one: its slope
-    stays below 1 outside the bulk of the spectrum, where in the limit there are no eigenvalues.
+    A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate and V. In the limit b = 1 converges fastest.
+    At finite D some samples have longer tokens than others: the squared norm of ``x x^T``, for x in the span of the tokens, is up
+    to ``t D^2``. The Onsager term cancels what a sample's g adds to its own latents if t = 1; otherwise ``1 - t`` of it is left,
+    and g alternates in sign. So with adaptive damping a sample's g has a weight ``b_mu`` of its own, which moves no fixed point.
+    On an eigenmode where the data have strength k and the denoiser slope s, the step has the Jacobian
+    ``[[1 - b (1 - s + b_mu s k), b s], [-b_mu k, 1]]`` (noiseless channel), with determinant ``1 - b (1 - s)``: it is stable if
+    ``s < 1`` and ``b b_mu s k + 2 b (1 - s) < 4``. A single sample has ``s k = t``, where s is the mean slope ``V Qhat``; at
+    b = 1 it is stable for ``b_mu < 2 (1 + s) / t``, and ``b_mu / b`` is at most ``SHARE_OF_EDGE`` of that.
+
+    No weight stabilizes a slope above 1. Hence the ``continued`` denoiser where there is one: its slope stays below 1 outside
+    the bulk of the spectrum, where in the limit there are no eigenvalues.
 
     Parameters
     ----------
     damping : float or None
-        Weight ``1 - b`` of the old in every step, in [0, 1). Default: adaptive, see ``next_step``;
+        Weight ``1 - b`` of the old in every step, the same for all samples, in [0, 1). Default: adaptive, see ``next_step``;
         an extrapolated step of low rank is recorded with a negative damping.
     initial_overlap : float or None
         Where the prior mean is a fixed point by symmetry, the run starts from the denoised noisy copy of an independent draw of
@@ -220,7 +228,7 @@ class Gamp(Algorithm):
     initial_overlap: float | None = None
 
     name = "gamp"
-    version = 5
+    version = 6
     reference = "arXiv:2502.00901, arXiv:2506.01582"
     capabilities = Capabilities()
     largest_excess = LARGEST_EXCESS
@@ -271,14 +279,12 @@ class Gamp(Algorithm):
         model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
         extensive, adaptive = model.rank == "extensive", self.damping is None
         inverse = np.linalg.inv(V)
-        g, total, covariance, integration_errors = pass_by_chunks(problem, data, state, inverse)
         first = CONTROLS[model.rank].first if self.damping is None else 1 - self.damping
         last = state.step or StepState(V.dtype.type(first))
-        squares = noise = _products(g)
-        g, total = mixed(last.weight, g, state.g), mixed(last.weight, total, state.total)
-        if extensive:
-            noise = _products(g)
-        covariance, squares, noise, *errors = read_together(covariance, squares, noise, *integration_errors)
+        strength = sample_strength(problem, data) if adaptive and extensive and state.g is None else state.strength
+        weights = sample_weights(last.weight, strength, state)
+        g, total, sums, integration_errors = pass_by_chunks(problem, data, state, inverse, weights)
+        covariance, squares, noise, *errors = read_together(*sums, *integration_errors)
         scale = model.kappa * data.sample_ratio
         information = inverse - inverse @ (covariance / n @ inverse)
         latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
@@ -327,7 +333,7 @@ class Gamp(Algorithm):
             integration_error=np.max(errors),
             damping=1 - float(forward),
         )
-        return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, last), info
+        return GampState(estimate, V_new, g, state.rng, Qhat, onsager, last, strength), info
 
     def plan(self, data: Data) -> Plan:
         """Plan of one pass per step (forward and adjoint), until overlaps are stationary and agree with the predicted error."""
@@ -360,19 +366,47 @@ class _GampAllNoise(Gamp):
     largest_excess = 1.0
 
 
+SHARE_OF_EDGE = 0.4
+"""Largest weight of a sample, as a fraction of the one at which it alone becomes unstable. Doubled: strong samples oscillate
+with others, or along eigenvectors where the slope is above its mean."""
+
+
+def sample_strength(problem: Problem, data: Data) -> Array:
+    """Strength t of every sample (n,), 1 in the limit: the squared largest eigenvalue of ``X X^T / D`` of its tokens X (T, D)."""
+    model = problem.model
+    xp = namespace(data.inputs)
+    found = []
+    for part in sample_chunks(model, data.inputs, problem.components):
+        inputs = take_samples(model, data.inputs, part)
+        values = xp.linalg.eigvalsh(xp.matmul(inputs, xp.matrix_transpose(inputs)) / inputs.shape[-1])
+        found.append(xp.max(values, axis=-1) ** 2)
+    return xp.concat(found)
+
+
+def sample_weights(weight: Any, strength: Array | None, state: GampState) -> Any:
+    """Weights of the new ``g`` in a step of this weight: a number, or (n,) if ``strength`` is given."""
+    if strength is None or state.Qhat is None:
+        return float(weight)
+    slope = min(1.0, float(np.min(np.diagonal(state.V) * np.diagonal(state.Qhat))))
+    bounds = SHARE_OF_EDGE * 2 * (1 + slope) / strength
+    return float(weight) * namespace(strength).where(bounds < 1, bounds, 1.0)
+
+
 def pass_by_chunks(
-    problem: Problem, data: Data, state: GampState, inverse: Host
-) -> tuple[Array, Array, Array, list[Any]]:
+    problem: Problem, data: Data, state: GampState, inverse: Host, weights: Any = 1.0
+) -> tuple[Array, Array, list[Array], list[Any]]:
     """Forward, posterior and adjoint chunk by chunk, so that the inputs are read once.
 
-    New ``g`` (n, P, C), its adjoint (P, ...), the sum of the posterior covariances (P, P), integration errors of the chunks.
+    ``weights`` of the new ``g`` against the old one: a number, or one of every sample (n,). Returns the damped g (n, P, C), its
+    adjoint (P, ...), then sums over samples (P, P): posterior covariances, products of the new g, products of the damped g;
+    last the integration errors of the chunks.
     """
     model, channel = problem.model, problem.channel
     xp, n, V = namespace(data.inputs), data.inputs.shape[0], send(state.V, state.estimate)
     memory = state.g if state.onsager is None else _times(inverse @ state.onsager, state.g)
     g: Any = None
     total: Any = None
-    covariance: Any = None
+    sums: list[Any] = []
     errors = []
     for part in sample_chunks(model, data.inputs, problem.components):
         inputs = take_samples(model, data.inputs, part)
@@ -381,17 +415,21 @@ def pass_by_chunks(
             omega = omega - _times(state.V, memory[part, ...])
         posterior = checked_posterior(channel.posterior(data.labels[part, ...], omega, V, rng=state.rng), omega)
         new = _times(inverse, posterior.mean - omega)
-        pushed, spread = model.adjoint(inputs, new), posterior.covariance * (part.stop - part.start)
+        squares = noise = _products(new)
+        if state.g is not None:
+            weight = weights if isinstance(weights, float) else weights[part, None, None]
+            new = weight * new + (1 - weight) * state.g[part, ...]
+            noise = _products(new)
+        pushed, found = model.adjoint(inputs, new), [posterior.covariance * (part.stop - part.start), squares, noise]
         errors.append(posterior.error)
         if part == slice(0, n):
-            return new, pushed, spread, errors
+            return new, pushed, found, errors
         if g is None:
-            g = xp.empty((n, *new.shape[1:]), **matching(new))
-            total, covariance = xp.zeros_like(pushed), xp.zeros_like(spread)
+            g, total, sums = xp.empty((n, *new.shape[1:]), **matching(new)), xp.zeros_like(pushed), [0.0, 0.0, 0.0]
         g[part, ...] = new
         total += pushed
-        covariance += spread
-    return g, total, covariance, errors
+        sums = [a + b for a, b in zip(sums, found)]
+    return g, total, sums, errors
 
 
 def _times(matrix: Host, z: Array) -> Array:

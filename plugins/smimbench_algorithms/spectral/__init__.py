@@ -69,7 +69,7 @@ def first_order(problem: Problem, data: Data, origin: str, rng: np.random.Genera
         base = 0 * base
     V = np.asarray(_origin(problem, origin)[1], dtype=dtype_name(base))
     inverse = np.linalg.inv(V)
-    _, total, covariance, _ = pass_by_chunks(problem, data, GampState(base, V, None, rng), inverse)
+    _, total, (covariance, *_), _ = pass_by_chunks(problem, data, GampState(base, V, None, rng), inverse)
     information = inverse - inverse @ (to_host(covariance) / n @ inverse)
     # A sample or two without information: the prior mean hardly moves.
     Qhat = with_floor(
