@@ -192,7 +192,7 @@ def tune(
         for one in finished:
             make_console().print(search_table(one), "", crop=False, sep="\n")
     if len(finished) < len(found):
-        request.remark(["the budget is spent; tune again to go on"])
+        request.remark(["not all trials have been run; tune again to go on"])
         return AGAIN
     if not request.as_json:
         click.echo(f"next:    {request.typed('run')}")

@@ -407,5 +407,9 @@ def shared_document(suite: Suite) -> JsonObject:
         "fingerprint": machine.fingerprint(),
         "git_commit": machine.git_commit(),
         "written": time.time(),
-        **({"choices": [[*place, found] for place, found in suite.choices.items()]} if suite.choices else {}),
+        **(
+            {"choices": [{"problem": p, "label": a, **one} for (p, a), one in suite.choices.items()]}
+            if suite.choices
+            else {}
+        ),
     }

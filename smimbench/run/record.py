@@ -94,6 +94,36 @@ class LongTrajectory(pydantic.BaseModel):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+class Tuning(_Open):
+    """How the setting of an algorithm was chosen: the algorithm as written, the space, and the digest of the search."""
+
+    of: Item
+    tune: JsonObject
+    trials: int
+    search: str
+
+
+class Choice(_Open):
+    """The setting of an algorithm that was chosen for a problem, by their labels."""
+
+    problem: str
+    label: str
+    algorithm: Item
+    tuning: Tuning
+
+
+class SearchResult(_Open):
+    """What ``smimbench tune`` has found: the errors of all trials in every round, and which was chosen."""
+
+    question: JsonObject
+    backend: str
+    trials: list[JsonObject]
+    rounds: list[JsonObject]
+    runs: int
+    chosen: int | None
+    algorithm: Item | None
+
+
 class SharedDocument(_Open):
     """What all cells of a run share, stored in ``run.json``: text of the suite, options, versions and machine."""
 
@@ -102,6 +132,7 @@ class SharedDocument(_Open):
     text: str
     overrides: list[str] = []
     only: list[str] = []
+    choices: list[Choice] = []
     run: JsonObject = {}
     versions: dict[str, str] = {}
     machine: JsonObject = {}

@@ -19,7 +19,7 @@ from smimbench.registry.adapters import refusal
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
 from smimbench.run.choice import log_error
-from smimbench.run.record import digest_of, plain, sealed, text_of
+from smimbench.run.record import SearchResult, check_model, digest_of, plain, sealed, text_of
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import Cell
@@ -202,11 +202,12 @@ def read_choice(search: Search, store: Store) -> JsonObject | None:
     path = choice_file(search, store)
     try:
         found: JsonObject = read_json(path)
-        if digest_of(found) != found["digest"]:
+        if not isinstance(found, dict) or digest_of(found) != found.get("digest"):
             raise ValueError("changed after it was written (digest does not match)")
+        check_model(SearchResult, found, "a result of smimbench tune")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise SuiteError(str(path), "", f"{error}; remove it and tune again") from None
     return found
 

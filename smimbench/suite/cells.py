@@ -175,7 +175,10 @@ class Suite:
 
     def with_choices(self, shared: Mapping[str, Any]) -> Suite:
         """With the settings that were chosen for a run, from its ``run.json``."""
-        return replace(self, choices={(problem, label): one for problem, label, one in shared.get("choices", [])})
+        found = shared.get("choices", [])
+        return replace(
+            self, choices={(c["problem"], c["label"]): {k: c[k] for k in ("algorithm", "tuning")} for c in found}
+        )
 
     @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:

@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import ProblemPlan
     from smimbench.suite.schema import TuneTable
 
-Path = tuple[str, ...]
+Key = tuple[str, ...]
 """Where a parameter is written: its name, after that of the table that it is in (``("of", "learning_rate")``)."""
 
-Setting = dict[Path, Any]
+Setting = dict[Key, Any]
 
-Space = dict[Path, list[Any] | Range]
+Space = dict[Key, list[Any] | Range]
 """Values, or the ends of a range, by parameter."""
 
 
-def axes_of(item: Any, parameters: Mapping[str, Any]) -> dict[Path, list[Any]]:
+def axes_of(item: Any, parameters: Mapping[str, Any]) -> dict[Key, list[Any]]:
     """Parameters whose values are to be run one after the other: lists where the algorithm takes no list.
 
     Where it takes one, as two temperatures, a list of lists is an axis.
     """
-    found: dict[Path, list[Any]] = {}
+    found: dict[Key, list[Any]] = {}
     for name, value in parameters.items():
         if isinstance(value, list) and (
             not takes_lists(item, "algorithm", name) or (value and all(isinstance(one, list) for one in value))
@@ -53,7 +53,7 @@ def axes_of(item: Any, parameters: Mapping[str, Any]) -> dict[Path, list[Any]]:
     return found
 
 
-def product(axes: Mapping[Path, Sequence[Any]]) -> Iterator[Setting]:
+def product(axes: Mapping[Key, Sequence[Any]]) -> Iterator[Setting]:
     """All combinations of the values of these parameters."""
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values))
@@ -102,7 +102,7 @@ def by_hand(item: Any, parameters: Mapping[str, Any], plan: ProblemPlan) -> bool
 
 
 def tune_of(
-    table: TuneTable, axes: Mapping[Path, Any], item: Any, parameters: Mapping[str, Any], plan: ProblemPlan
+    table: TuneTable, axes: Mapping[Key, Any], item: Any, parameters: Mapping[str, Any], plan: ProblemPlan
 ) -> Any:
     """``trials`` and ``space`` of a search, the space by names of parameters (``of.learning_rate``), as JSON.
 
@@ -191,7 +191,7 @@ def _at(values: list[Any] | Range, u: float, written: Any) -> Any:
     return math.floor(value) if whole else min(max(float(f"{value:.4g}"), low), high)
 
 
-def _value(written: Mapping[str, Any], path: Path) -> Any:
+def _value(written: Mapping[str, Any], path: Key) -> Any:
     for name in path:
         written = written.get(name) if isinstance(written, dict) else None  # type: ignore[assignment]
     return written

@@ -339,6 +339,19 @@ def test_a_choice_that_was_changed_is_not_used(done, tmp_path, capsys):
         )
 
 
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"digest": 1}', b'{"rounds": 1}', None])
+def test_a_choice_from_anybody_is_no_reason_to_break(done, tmp_path, capsys, body):
+    path, results = done
+    shutil.copytree(results / "small" / "tuning", tmp_path / "results" / "small" / "tuning")
+    (choice,) = (tmp_path / "results" / "small" / "tuning" / "choices").glob("*.json")
+    choice.write_bytes(text_of(sealed({"algorithm": {"name": "sgd"}})).encode() if body is None else body)
+    for word in ("tune", "run", "show"):
+        code, _, err = call(capsys, word, path, "--results", tmp_path / "results")
+        assert code == 2
+        assert err.startswith(f"smimbench: {choice}: ")
+        assert err.count("\n") == 1
+
+
 BAD = {
     "": ("", "names no parameter to tune"),
     "learning_rate = { low = 1.0, high = 0.1 }": (".learning_rate", "low must be less than high"),
