@@ -360,6 +360,8 @@ class _Reader:
             except ProblemError as error:
                 self._leave_out(error, f"{key}.{error.key.partition('.')[2]}")
                 continue
+            if label in [other["entry"] for other in found]:
+                raise self.fail(f"{key}.label", f"{label!r} is used twice; give each a label of its own")
             plan = next(plan for plan in plans if entry.fits(plan.problem.model.name))
             families = _families(label, built, plan)
             try:

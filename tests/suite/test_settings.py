@@ -7,7 +7,7 @@ import pytest
 
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
-from tests.helpers import SUITE, call, write_suite
+from tests.helpers import LINE, SUITE, call, suite_text, write_suite
 
 
 def written(tmp_path, table: str):
@@ -111,6 +111,17 @@ def test_a_mistake_in_a_list_is_one_line(tmp_path, line):
         written(tmp_path, f'name = "sgd"\nlabel = "s"\nsteps = 3\n{line}')
     assert f": {key}: " in str(error.value)
     assert words in str(error.value)
+
+
+def test_two_entries_with_lists_need_two_labels(tmp_path):
+    table = '[[algorithms]]\nname = "sgd"\nsteps = 3\n'
+    with pytest.raises(SuiteError, match=r"algorithms\[1\]\.label: 'sgd' is used twice"):
+        load_suite(
+            write_suite(
+                tmp_path,
+                f"{suite_text(LINE, [0.5], 20, 2)}{table}learning_rate = [0.1, 0.2]\n{table}momentum = [0.1, 0.2]\n",
+            )
+        )
 
 
 def test_settings_that_another_entry_has_too_are_refused(tmp_path):
