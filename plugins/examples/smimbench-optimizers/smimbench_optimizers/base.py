@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.gradient import Descent
 
 from smimbench import ParameterError
@@ -100,7 +101,7 @@ class LibraryOptimizer(Descent):
         given = inspect.signature(self.factory).parameters
         known = [name for name, p in given.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         if self.rate_name not in known:
-            raise ParameterError("optimizer", f"{self.path} is no optimizer: it takes no {self.rate_name}")
+            raise ParameterError("optimizer", f"{self.optimizer} is no optimizer: it takes no {self.rate_name}")
         known = [name for name in known if name not in ("self", "params", self.rate_name)]
         options = {**self.usual, **(self.options or {})}
         for key in options:
@@ -112,12 +113,7 @@ class LibraryOptimizer(Descent):
             self.try_out(self.seeded(0))
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
             message = " ".join(str(error).split())
-            raise ParameterError("options", f"are not accepted by {self.path}: {message}") from None
-
-    @property
-    def path(self) -> str:
-        """Where the optimizer is imported from."""
-        return self.optimizer if isinstance(self.optimizer, str) else self.optimizer.__qualname__
+            raise ParameterError("options", f"are not accepted by {self.optimizer}: {message}") from None
 
     @property
     def factory(self) -> Callable[..., Any]:
@@ -140,9 +136,7 @@ class LibraryOptimizer(Descent):
         """Steps and batch; an optimizer may call for several gradients in one step, so that its cost is not known."""
         return super().plan(data)._replace(cost=None)
 
-    def normalisation(self, problem: Any, data: Data, size: int) -> float:
-        """That of ``adam``: 1 over the dimension; the gradient of a batch is scaled up to that of all samples."""
-        return (1.0 if self.online else data.inputs.shape[0] / size) / data.dimension
+    normalisation = Adam.normalisation
 
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
         """As for ``adam``, one student at a time: optimizers of matrices would mix several."""

@@ -14,7 +14,9 @@ from smimbench_algorithms.gradient.loss import loss_gradient
 from smimbench import ParameterError, Problem
 from smimbench.backend import get_backend, to_host
 from smimbench.registry import Registry, build, parameters_of
+from smimbench.registry.adapters import sizes
 from smimbench.run.loop import run_algorithm
+from smimbench.suite.reader import load_suite
 from smimbench.suite.schema import RunOptions
 from smimbench.testing import parametrize_with_checks
 
@@ -254,3 +256,18 @@ def test_several_students_are_averaged():
     one, _ = run(ATTENTION, make("torch.muon", steps=60), 0.3)
     several, _ = run(ATTENTION, averaged, 0.3)
     assert several.metrics["mse"][0] < one.metrics["mse"][0]
+
+
+def test_contenders_of_the_board_make_a_thousand_passes_on_each_of_its_problems():
+    pytest.importorskip("smimbench_phase_retrieval")
+    cells = load_suite(pathlib.Path(__file__).parent.parent / "board.toml", ["grid.seeds=1"]).cells()
+    passes = {}
+    for cell in cells:
+        problem, algorithm = cell.rebuild()
+        plan = algorithm.plan(sizes(100, problem.model.tokens, 50))
+        if (plan.steps or 1) > 1:
+            assert algorithm.refuses(problem) is None, cell
+            gradients = {"optax.sam": 2, "torch.lbfgs": 25}.get(cell.algorithm["name"], 1)
+            passes.setdefault(cell.problem_label, []).append(plan.steps * gradients)
+    assert len(passes) == 6
+    assert all(found == [1000] * 11 for found in passes.values())
