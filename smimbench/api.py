@@ -176,7 +176,7 @@ def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[Jso
 
 def theory(
     suite: Suite | str | Path | None = None,
-    alpha: float | str | Iterable[float] | None = None,
+    alpha: float | str | Sequence[float] | None = None,
     *,
     model: str | None = None,
     channel: str | None = None,

@@ -141,6 +141,15 @@ def test_theory_is_the_same_as_that_of_the_command(tmp_path, capsys):
     assert found.documents[0]["thresholds"] == document["thresholds"]
 
 
+def test_errors_of_prediction_are_columns_where_they_are_asked_for():
+    """Of a noiseless problem that is solved nothing is left to predict wrongly."""
+    known, solved = as_rows(smimbench.theory(**PHASES, rho=0.3, alpha=[0.05, 0.2], predictions=True).table)
+    assert 0 < known["generalization_error_bayes"] < known["generalization_error_plugin"]
+    assert solved["generalization_error_bayes"] == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(ValueError, match="width must be one of column, page, got 'wide'"):
+        smimbench.theory(**PHASES, rho=0.3, alpha=0.1).plot(width="wide")
+
+
 def test_a_list_makes_several_problems_and_an_axis_for_each():
     found = smimbench.theory(**PHASES, rho=[0.2, 0.5], alpha=[0.1, 0.3])
     assert len({row["problem"] for row in as_rows(found.table)}) == 2
@@ -181,7 +190,9 @@ def test_the_frame_of_results_is_flat(ran):
     ({**PHASES, "alpha": 0.1, "rhoo": 0.3}, "rhoo is no option and no parameter of this problem"),
     ({**PHASES}, "needs its sample ratios"),
     ({**PHASES, "alpha": [0.1, -1]}, "a sample ratio must be > 0 and finite, got -1.0"),
-    ({"suite": "quickstart", "alpha": "0.1:0.3"}, "must look like 0.1 or 0.1:0.3:20"),
+    ({"suite": "quickstart", "alpha": "0.1:0.3"}, "or look like 0.1 or 0.1:0.3:20"),
+    ({"suite": "quickstart", "alpha": [0.1, "x"]}, "sample ratios must be numbers"),
+    ({"suite": "quickstart", "alpha": "0.1:0.3:1"}, "(2 to 10,000 of them), got '0.1:0.3:1'"),
     ({"model": "attention-indexed", "alpha": 1}, "needs channel and prior, too"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_question_is_said(given, message):

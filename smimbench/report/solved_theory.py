@@ -43,8 +43,8 @@ class Theory:
         """One row per problem, sample ratio, branch and component, as a frame of pandas or polars or a list of dicts.
 
         Columns: ``problem``, ``alpha``, ``branch``, ``component`` (from 1; None where there is one), each metric with its
-        numerical error (``mse``, ``mse_error``, ``overlap``, ...), ``free_entropy`` and ``method``. The first branch of a sample
-        ratio is the Bayes-optimal one.
+        numerical error (``mse``, ``mse_error``, ``overlap``, ...), errors of prediction (``generalization_error_bayes``, ...)
+        where they were asked for, ``free_entropy`` and ``method``. The first branch of a sample ratio is the Bayes-optimal one.
         """
         metrics = dict.fromkeys(("mse", "overlap", *self.suite.run.metrics))
         rows = []
@@ -57,6 +57,10 @@ class Theory:
                     row["component"] = k + 1 if count > 1 else None
                     for name, (values, errors) in found.items():
                         row |= {name: values[k], f"{name}_error": errors[k]} if k < len(values) else {}
+                    row |= {
+                        f"generalization_error_{kind}": value
+                        for kind, value in point.get("generalization_error", {}).items()
+                    }
                     rows.append({**row, "free_entropy": point.get("free_entropy"), "method": point["method"]})
         return frame(rows)
 

@@ -99,6 +99,8 @@ def new_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if width not in (None, *WIDTHS):
+        raise ValueError(f"width must be one of {', '.join(WIDTHS)}, got {width!r}")
     inches = WIDTHS[width] if width else ONE_COLUMN if panels == 1 else TWO_COLUMNS
     columns = 1 if inches == ONE_COLUMN else min(3, panels) if panels != 4 else 2
     rows = -(-panels // columns)

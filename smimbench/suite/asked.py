@@ -38,25 +38,23 @@ def sample_ratios(value: Any) -> list[float]:
     ValueError
         For anything else, or where one is not positive and finite.
     """
-    if isinstance(value, str):
-        try:
-            first, *others = value.split(":")
-            found = np.array([float(first)])
-            if others:
-                last, count = others
-                if not 2 <= int(count) <= 10_000:
-                    raise ValueError
-                found = np.linspace(float(first), float(last), int(count))
-        except ValueError:
-            raise ValueError(
-                f"sample ratios must look like 0.1 or 0.1:0.3:20 (2 to 10,000 of them), got {value!r}"
-            ) from None
-    else:
-        found = np.asarray(value, dtype=float).ravel()
+    try:
+        span = isinstance(value, str) and ":" in value
+        found = _between(*value.split(":")) if span else np.asarray(value, dtype=float).ravel()
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"sample ratios must be numbers, or look like 0.1 or 0.1:0.3:20 (2 to 10,000 of them), got {value!r}"
+        ) from None
     for one in found:
         if not 0 < one < float("inf"):
             raise ValueError(f"a sample ratio must be > 0 and finite, got {one}")
     return [float(one) for one in found]
+
+
+def _between(first: str, last: str, count: str) -> Any:
+    if not 2 <= int(count) <= 10_000:
+        raise ValueError
+    return np.linspace(float(first), float(last), int(count))
 
 
 def suite_of_items(

@@ -51,7 +51,7 @@ def test_parameters_reach_their_items_and_figures_are_drawn(ask, tmp_path):
     ((*SOFTMAX, "--rhoo", "0.3", "--alpha", "1"), "rhoo is no option and no parameter of this problem"),
     ((*SOFTMAX[:4], "--alpha", "1"), "needs prior, too"),
     (SOFTMAX, "needs its sample ratios: alpha 0.1"),
-    ((*SOFTMAX, "--alpha", "1:2"), "must look like 0.1 or 0.1:0.3:20"),
+    ((*SOFTMAX, "--alpha", "1:2"), "or look like 0.1 or 0.1:0.3:20"),
     ((*SOFTMAX, "--alpha", "1", "--rho"), "--rho needs a value"),
     ((*SOFTMAX, "--alpha", "-1"), "must be > 0 and finite"),
     (("quickstart", *SOFTMAX, "--alpha", "1"), "unexpected 'quickstart'"),
