@@ -98,7 +98,9 @@ def page() -> str:
             where,
             clock(one["seconds"]),
         ]
-        cells.append(f"not run; estimate {clock(one['full_seconds'])} of one core" if "full_seconds" in one else "run")
+        runs = one.get("full_seconds")
+        estimate = f"estimate {clock(runs)} of one core" if runs else "theory alone"
+        cells.append("run" if runs is None else f"not run; {estimate}")
         lines.append("| " + " | ".join(cells) + " |")
         sections = dict.fromkeys(section for curve in curves for section in curve["corrections"])
         parts.append(f"## {name}\n\n{one['title']}.\n\n![{name}](reproduce/{name}.svg)\n")

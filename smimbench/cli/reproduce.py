@@ -57,6 +57,10 @@ def reproduce(
     request, suite = _asked(request, quick)
     source = suite.figure.source if suite.figure else ""
     campaign = _campaign(suite, request, workers, dry_run=dry_run)
+    if dry_run and campaign is None:
+        request.answer(
+            {"cells": 0, "missing": 0, "seconds": 0}, lambda console, _: console.print("no runs: theory alone")
+        )
     if dry_run:
         return show_cost(campaign, request) if campaign else OK
     lines, chart = _solved(request, suite, campaign, published, workers or 1, QUICK_POINTS if quick else None)
@@ -94,7 +98,6 @@ def _campaign(suite: Suite, request: Request, workers: int | None, *, dry_run: b
     from smimbench.run.campaign import plan_campaign
 
     if not suite.algorithms:
-        request.remark(["theory alone: no runs"] if dry_run else [])
         return None
     return plan_campaign(suite, request.store(suite), workers=workers, isolated=True, dry_run=dry_run)
 

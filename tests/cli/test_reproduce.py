@@ -214,3 +214,5 @@ def test_the_cost_is_estimated_without_running(capsys, tmp_path):
     code, out, _ = call(capsys, "reproduce", path, "--dry-run", "--results", tmp_path / "results")
     assert (code, "18 cells" in out) == (0, True)
     assert not (tmp_path / "results").exists()
+    code, out, _ = call(capsys, "reproduce", "2506.01582-fig2-left", "--dry-run", "--json")
+    assert (code, json.loads(out)["cells"]) == (0, 0)
