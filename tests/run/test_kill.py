@@ -167,7 +167,7 @@ def test_ctrl_c_waits_for_no_cell(moment, tmp_path):
     )
     try:
         limit = time.monotonic() + 60
-        ready = 2.0 if moment == "working" else 0.0  # seconds of CPU: a worker imports for less than one
+        ready = 1.2 if moment == "working" else 0.0  # seconds of CPU: a worker imports for less than one
         workers: list[psutil.Process] = []
         while time.monotonic() < limit and process.poll() is None:
             workers = []
