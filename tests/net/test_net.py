@@ -1,4 +1,7 @@
-"""Moving code changes nothing: see ``collect.py``. A number that has to change is written again, and the commit says why."""
+"""Moving code changes nothing: see ``collect.py``. A number that has to change is written again, and the commit says why.
+
+Half of it takes over three seconds: ``pytest tests/net -m ''`` holds all of it.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,18 @@ SUITES = [
 ]
 
 
+RUNS = [
+    pytest.param(name, marks=[] if name in ("retries", "figures") else pytest.mark.slow) for name in REFERENCE["runs"]
+]
+
+
 @pytest.mark.parametrize("name", SUITES)
 def test_theory_and_figure(name: str, solved: Path) -> None:
     _assert_same(collect.theory_of(name, solved), REFERENCE["theory"][name])
     _assert_same(collect.reference_figure(name, solved), REFERENCE["figures"][name])
 
 
-@pytest.mark.parametrize("name", collect.RUNS)
+@pytest.mark.parametrize("name", RUNS)
 def test_runs(name: str) -> None:
     _assert_same(collect.run_of(name), REFERENCE["runs"][name])
 
@@ -44,8 +52,3 @@ def test_names_and_checks() -> None:
     assert collect.check_ids() == REFERENCE["checks"]
     for module, names in collect.public_names().items():
         assert set(REFERENCE["names"][module]) <= set(names), module
-
-
-@pytest.mark.slow
-def test_runs_of_two_layers() -> None:
-    _assert_same(collect.run_of("two-layers"), REFERENCE["runs"]["two-layers"])
