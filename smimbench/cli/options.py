@@ -147,7 +147,9 @@ _EVERY_COMMAND = (
     several("Load plugins from a file or folder.", "PATH", "--plugins"),
 )
 _OF_A_SUITE = (
-    several("Run or show a part: algorithm, alpha, dimension, seed, problem.", "KEY=VALUE", "--only"),
+    several(
+        "A part of the suite: algorithm=gamp, alpha=0.1, dimension=80, seed=0, problem=LABEL.", "KEY=VALUE", "--only"
+    ),
     several("Override any key: grid.seed=1, algorithms.adam.steps=100.", "KEY=VALUE", "--set", "overrides"),
     several('One more algorithm, as it is or as \'{name="adam", steps=50, label="short"}\'.', "ALGORITHM", "--add"),
 )
@@ -174,7 +176,7 @@ class Request:
         known = len(plugins)
         try:
             if self.text:
-                suite = parse_suite(Path(f"{self.name}.toml"), self.text, self.overrides, self.only)
+                suite = self._suite_of_options()
             elif (found := self.settings()) is None:
                 suite = load_suite(self.name, self.overrides, self.only)
                 if any(table["tune"] for table in suite.algorithms):
@@ -194,6 +196,18 @@ class Request:
             return suite
         finally:
             complain_of(plugins[known:])  # of ./plugins, if the suite asks for it
+
+    def _suite_of_options(self) -> Suite:
+        """The suite that options describe; a mistake names the option, since there is no file."""
+        from smimbench.suite import SuiteError
+        from smimbench.suite.reader import parse_suite
+
+        path = Path(f"{self.name}.toml")
+        try:
+            return parse_suite(path, self.text, self.overrides, self.only)
+        except SuiteError as error:
+            said = str(error).removeprefix(f"{path}: ")
+            raise click.UsageError(re.sub(r"^problem\.(model|channel|prior)\.", "--", said)) from None
 
     def settings(self) -> Settings | None:
         """The only run in a results folder; None if a suite is named instead.

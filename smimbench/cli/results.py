@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 import time
 from collections import Counter
@@ -111,8 +112,8 @@ def _nothing_of(request: Request, results: Results) -> str:
     return f"{'; '.join(parts)}; run 'smimbench run {named}' first"
 
 
-def kept_document(request: Request, reason: str) -> JsonObject | None:
-    """Stored table, with a remark, of a finished run whose suite cannot be read because an item is missing."""
+def kept_document(request: Request, reason: str) -> tuple[JsonObject, Path] | None:
+    """Stored table and its folder, with a remark, of a finished run whose suite cannot be read because an item is missing."""
     from smimbench.report.packed import TABLE, read_packed
     from smimbench.run.store import settings_under
     from smimbench.suite import SuiteError
@@ -130,7 +131,7 @@ def kept_document(request: Request, reason: str) -> JsonObject | None:
         return None
     written = time.strftime("%Y-%m-%d %H:%M", time.localtime(found[0].shared.get("written", 0)))
     request.remark([f"{reason}; shown is the table as it was made on {written}"])
-    return document
+    return document, found[0].folder
 
 
 def compare_with(document: JsonObject, name: str | None) -> None:
@@ -172,11 +173,31 @@ LINES = 20
 def _print_outcome(document: JsonObject, request: Request, folder: Path) -> None:
     """Print what a run says: verdicts, its other algorithms, remarks and where the rest is, on one screen."""
     from smimbench.report.tables import status_line
-    from smimbench.report.verdict import contender_line, verdict_line
 
     console = make_console()
     _print_title(console, document)
-    used, unnamed = 3, 0
+    used = 3 + _print_verdicts(console, document, LINES - 8)
+    if not request.quiet:
+        remarks = _remarks(console, document, request)
+        for shown, line in enumerate(remarks):
+            used += max(line.count("\n") + 1, -(-len(line) // console.width))
+            if shown and used > LINES:
+                console.print(
+                    f"... and {len(remarks) - shown} more remarks, which 'smimbench show' prints", style="yellow"
+                )
+                break
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
+    console.print(status_line(document["status_counts"], document["missing"]))
+    if folder.suffix != ".secret":  # nothing is shown of a run whose seed is still hidden
+        console.print(f"tables:  {request.typed('show')} (--figures: all figures)", soft_wrap=True, markup=False)
+    console.print(f"results: {folder}", soft_wrap=True)
+
+
+def _print_verdicts(console: Console, document: JsonObject, most: float = math.inf) -> int:
+    """Print the verdict on every problem and its other algorithms, in ``most`` lines; returns how many there were."""
+    from smimbench.report.verdict import contender_line, verdict_line
+
+    used = unnamed = 0
     for verdict in document["verdicts"]:
         first, *others = verdict["contenders"] or [{}]
         line = textwrap.fill(verdict_line(verdict), console.width, subsequent_indent="    ")
@@ -185,25 +206,14 @@ def _print_outcome(document: JsonObject, request: Request, folder: Path) -> None
         for one in others if first.get("points") else ():
             line = textwrap.fill(contender_line(one), console.width, initial_indent="  ", subsequent_indent="    ")
             # What is wrong is named, however long the list is.
-            if used + line.count("\n") + 1 > LINES - 5 and one["prediction"] != "no" and not one["below_optimum"]:
+            if used + line.count("\n") + 1 > most and one["prediction"] != "no" and not one["below_optimum"]:
                 unnamed += 1
                 continue
             console.print(line, markup=False)
             used += line.count("\n") + 1
     if unnamed:
-        console.print(f"  ... and {unnamed} more lines on other algorithms, in the tables")
-    if not request.quiet:
-        remarks = _remarks(console, document, request)
-        for shown, line in enumerate(remarks):
-            used += max(line.count("\n") + 1, -(-len(line) // console.width))
-            if shown and used > LINES:
-                console.print(f"... and {len(remarks) - shown} more remarks", style="yellow")
-                break
-            console.print(line, style="yellow", markup=False, soft_wrap=True)
-    console.print(status_line(document["status_counts"], document["missing"]))
-    if folder.suffix != ".secret":  # nothing is shown of a run whose seed is still hidden
-        console.print(f"tables:  {request.typed('show')} (--figures: all figures)", soft_wrap=True, markup=False)
-    console.print(f"results: {folder}", soft_wrap=True)
+        console.print(f"  ... and {unnamed} more lines on other algorithms, which 'smimbench show' prints")
+    return used
 
 
 def _print_title(console: Console, document: JsonObject) -> None:
@@ -224,7 +234,6 @@ def present_document(document: JsonObject, request: Request, folder: Path, *, fu
     """Print a document as ``show`` does, and return the exit code."""
     from smimbench.backend import machine
     from smimbench.report import tables
-    from smimbench.report.verdict import verdict_line
 
     rows = document["rows"]
     if request.as_json:
@@ -234,10 +243,7 @@ def present_document(document: JsonObject, request: Request, folder: Path, *, fu
         _print_title(console, document)
         if document.get("description"):
             console.print(document["description"])
-        for verdict in document["verdicts"]:
-            # Where a line is wider than the screen, what belongs to a problem still stands apart from the next.
-            line = textwrap.fill(verdict_line(verdict), console.width, subsequent_indent="  ")
-            console.print(line, style="green", markup=False)
+        _print_verdicts(console, document)
         console.print()
         for table in (
             *tables.contender_tables(document["verdicts"]),
@@ -269,8 +275,7 @@ def _remarks(console: Console, document: JsonObject, request: Request) -> list[s
     notes = sorted({f"{row['algorithm']}: note: {warning}" for row in rows for warning in row["warnings"]})
     last = []
     if again := sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")}):
-        retry = " ".join(f"--retry {name}" for name in again)
-        last.append(f"once that is fixed: smimbench run {request.name} {retry}")
+        last.append(" ".join(["once that is fixed:", request.typed("run"), *(f"--retry {name}" for name in again)]))
     ran = (row for row in rows if "best_of" not in row["identity"]["algorithm"])  # its runs are those of other rows
     if restarts := sum({place(row): row["restarts"] for row in ran}.values()):
         last.append(f"{restarts} runs were restarted once, more cautiously")

@@ -69,7 +69,8 @@ CELL_MEMORY = option("End a cell from outside that takes more (500MB, 4GB).", "-
         type=DURATION,
     ),
     flag(
-        "For boards: the system draws the seed, and no worker and no record has it until all is run.", "--secret-seed"
+        "For public rankings: the seed is drawn at random, and no algorithm and no record has it until all is run.",
+        "--secret-seed",
     ),
     flag("Count cells, time and memory by past runs and short trials; run nothing.", "--dry-run"),
     flag("Draw no figure.", "--no-figure"),

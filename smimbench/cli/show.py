@@ -92,14 +92,10 @@ def _sample_ratios(ctx: click.Context, param: click.Parameter, texts: tuple[str,
         "Errors of prediction on fresh samples, too; with --json, --verify and a metric that needs them they are always there.",
         "--predictions",
     ),
-    option(
-        "Processes side by side, for problems and for nodes that do not need one another.",
-        "--workers",
-        type=click.IntRange(1),
-        default=1,
-    ),
+    option("Processes side by side.", "--workers", type=click.IntRange(1), default=1),
     flag("Solve again what is kept; nothing is deleted.", "--retry"),
     RESULTS,
+    flag("The points as CSV.", "--csv", "as_csv"),
     JSON,
     ignore_unknown_options=True,
 )
@@ -118,11 +114,15 @@ def theory(
     retry: bool,
     verify: bool,
     resolve: float,
+    as_csv: bool,
 ) -> int:
     """Compute the Bayes-optimal curve and thresholds with their errors; no simulation.
 
-    Every answer, and every costly node on the way to it, is kept in the folder theory under --results, where run, show and report
-    read it, with what they need for runs that are stored: stop at any time and run the same command again to go on.
+    Of a suite, or of one problem without a suite: --model attention-indexed --channel softmax --prior wishart --rho 0.3 --alpha
+    0.05:0.2:10
+
+    Answers are kept in the folder theory under --results, where run, show and report read them: stop at any time and run the same
+    command again to go on.
     """
     from smimbench.cli.progress import theory_progress
     from smimbench.report.theory_document import (
@@ -137,6 +137,8 @@ def theory(
     request = _asked(request, words, {"model": model, "channel": channel, "prior": prior}, alphas)
     if resolve >= 1:
         raise click.BadParameter(f"must be below 100%, got {100 * resolve:g}%", param_hint="--resolve")
+    if request.as_json and as_csv:
+        raise click.UsageError("choose one of --json and --csv")
     suite = request.suite()
     if not suite.chosen_plans and not suite.unmade:
         raise click.UsageError("--only excludes every problem of this suite")
@@ -145,7 +147,7 @@ def theory(
     if retry:
         cache.set_aside(plan.problem for plan in suite.chosen_plans)
     with theory_progress(
-        silent=request.quiet or request.as_json, kept=lambda: kept_of(suite, wanted, cache)
+        silent=request.quiet or request.as_json or as_csv, kept=lambda: kept_of(suite, wanted, cache)
     ) as on_stage:
         document = theory_document(suite, wanted, cache, on_stage, thresholds=not no_thresholds, workers=workers)
         add_own_theory(suite, document, cache, wanted, on_stage)
@@ -161,7 +163,14 @@ def theory(
     if request.as_json:
         print_json(document)
         return code
-    from smimbench.report.theory_tables import own_theory_tables, theory_tables, verification_tables
+    from smimbench.report.theory_tables import own_theory_tables, theory_csv, theory_tables, verification_tables
+
+    if as_csv:
+        request.remark(
+            f"{one['problem']['label']}: not solved: {one['unsolved']}" for one in document if "unsolved" in one
+        )
+        click.echo(theory_csv(document), nl=False)
+        return code
 
     console = make_console()
     if not request.quiet:
@@ -265,7 +274,10 @@ def show(
     against: str | None,
     full: bool,
 ) -> int:
-    """Show the verdict, then error-against-theory and runtime tables of what has been run."""
+    """Show the verdict, then error-against-theory and runtime tables of what has been run.
+
+    Give the suite with the same --set, --add, --only and --plugins as to 'run', or a folder with its results.
+    """
     from smimbench.report import text_files
     from smimbench.report.packed import write_packed
 
@@ -305,10 +317,11 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
         return table, Store(results.folder).read_shared(), results.folder, results
     except SuiteError as error:
         # A plugin may be missing that was there when all this was run.
-        document = kept_document(request, str(error))
-        if document is None:
+        kept = kept_document(request, str(error))
+        if kept is None:
             raise
-        return document, Store(path).read_shared(), path, None
+        table, folder = kept
+        return table, Store(folder).read_shared(), folder, None
 
 
 @command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)

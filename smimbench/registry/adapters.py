@@ -54,7 +54,10 @@ class Fitted(Algorithm):
             If the fit returns something else than numbers in the shape of the signal.
         """
         offered = {"problem": problem, "rng": state.rng}
-        found = _like(data, self.fit(data, **{name: offered[name] for name in OFFERED if takes(self.fit, name)}))
+        returned = self.fit(data, **{name: offered[name] for name in OFFERED if takes(self.fit, name)})
+        if returned is None:
+            raise ValueError("fit must return the estimate, but it returned nothing")
+        found = _like(data, returned)
         wanted = problem.model.signal_shape(problem.components, data.dimension)
         if tuple(found.shape) != tuple(wanted):
             raise ValueError(f"fit must return an estimate with the signal's shape {wanted}, got shape {found.shape}")

@@ -274,7 +274,8 @@ class Registry:
         if not fitting:
             known = sorted({e.name for e in self.entries(kind) if e.fits(model)})
             if not named:
-                raise RegistryError(f"unknown {kind} {name!r}; {suggestion(plain, known)}")
+                own = "" if self.paths else " (one of your own: --plugins FILE)"
+                raise RegistryError(f"unknown {kind} {name!r}; {suggestion(plain, known)}{own}")
             theirs, ours = _models(named), ", ".join(known) or "none"
             raise RegistryError(
                 f"{kind} {name!r} belongs to model {theirs}, not to {model!r}; {kind}s of {model!r}: {ours}"

@@ -75,8 +75,12 @@ def _worst(row: JsonObject) -> tuple[float, ...]:
 
 
 def missing_values(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for every algorithm without a prediction, or with a blank metric, that gives the reason."""
-    predictions = [f"{row['algorithm']}: no prediction: {row['no_theory']}" for row in rows if row.get("no_theory")]
+    """One line for every reason why algorithms have no prediction, or a metric is blank."""
+    reasons = grouped([row for row in rows if row.get("no_theory")], lambda row: row["no_theory"])
+    predictions = [
+        f"{', '.join(dict.fromkeys(row['algorithm'] for row in same))}: no prediction: {reason}"
+        for reason, same in reasons.items()
+    ]
     blank = [f"{row['algorithm']}: {row['metric']} is blank: {why}" for row in rows for why in row.get("blank", ())]
     return list(dict.fromkeys(predictions + blank))
 

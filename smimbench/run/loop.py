@@ -336,7 +336,7 @@ class Readings:
         finite = ("predicted_overlap", "self_overlap", "squared_step")
         unfinite = [name for name in finite if not np.isfinite(found.get(name, 0.0)).all()]
         if not math.isfinite(residual):
-            return "the residual is not a finite number"
+            return "the residual (change of the estimate) is not a finite number"
         if unfinite:
             return f"{unfinite[0]} is not a finite number"
         if (found.get("self_overlap", self.second) > 1e3 * self.second).any():

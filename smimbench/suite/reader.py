@@ -58,12 +58,15 @@ def find_suite(name: str) -> Path:
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
-            raise SuiteError(name, "", "no such file")
+            near = sorted(str(one) for one in path.parent.glob("*.toml"))
+            raise SuiteError(name, "", f"no such file{f'; {suggestion(name, near, 8)}' if near else ''}")
         return path
     known = shipped_suites() | shipped_figures()
     if name in known:
         return known[name]
-    raise SuiteError(name, "", f"no such file and no shipped suite; {suggestion(name, known)}")
+    file = f"{name}.toml"
+    meant = f"did you mean {file!r}?" if Path(file).is_file() else suggestion(name, known)
+    raise SuiteError(name, "", f"no such file and no shipped suite; {meant}")
 
 
 def load_suite(name: str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Suite:

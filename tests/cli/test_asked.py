@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import pytest
@@ -58,8 +60,34 @@ def test_parameters_reach_their_items_and_figures_are_drawn(ask, tmp_path):
     (("quickstart", "--figre"), "No such option '--figre'"),
     (("quickstart", "spectral"), "give one suite"),
     ((), "give one suite"),
+    ((*SOFTMAX, "--alpha", "1"), "smimbench: --rho: is missing"),
+    ((*SOFTMAX, "--alpha", "1", "--rho=-1"), "smimbench: --rho: must be a finite number >= 0, got -1.0"),
+    ((*SOFTMAX, "--alpha", "1", "--rho=1", "--set", "grid.sed=2"), "smimbench: grid.sed: unknown key, did you mean 'seed'"),
+    ((*SOFTMAX, "--alpha", "1", "--rho=1", "--csv", "--json"), "choose one of --json and --csv"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(ask, words, message):
     code, out, err = ask(*words)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert message in err
+
+
+@pytest.mark.parametrize("more", [(), ("--predictions",)])
+def test_csv_has_the_numbers_of_json(ask, more):
+    problem = (*LINEAR, "--noise=0.5", "--alpha", "0.5:2:4", "--no-thresholds")
+    code, out, err = ask(*problem, *more, "--csv")
+    (document,) = json.loads(ask(*problem, "--json")[1])
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert (code, err) == (0, "")
+    for name in ("alpha", "mse", "mse_error"):
+        assert [float(row[name]) for row in rows] == [point[name] for point in document["points"]]
+    assert [float(row["overlap"]) for row in rows] == [point["overlap"][0][0] for point in document["points"]]
+    for kind in ("bayes", "plugin", "constant"):
+        found = [float(row[f"generalization_error_{kind}"]) for row in rows if f"generalization_error_{kind}" in row]
+        assert found == ([point["generalization_error"][kind] for point in document["points"]] if more else [])
+
+
+def test_a_column_is_complete_or_not_there(ask):
+    """Stored points may have errors of prediction that the others do not have."""
+    ask(*LINEAR, "--noise=0.5", "--alpha", "1", "--predictions")
+    assert "plug-in" in ask(*LINEAR, "--noise=0.5", "--alpha", "1")[1]
+    assert "plug-in" not in ask(*LINEAR, "--noise=0.5", "--alpha", "1", "--alpha", "2")[1]

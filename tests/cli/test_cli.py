@@ -65,11 +65,14 @@ def test_run_ends_with_the_verdict_on_one_screen(ran):
 
 
 def test_show_has_tables_and_all_figures(ran, tmp_path, capsys):
-    folder, _ = ran
+    folder, done = ran
     results = tmp_path / "results"
     shutil.copytree(folder / "results", results)
     code, out, _ = call(capsys, "show", results / "small", "--results", results, "--figures")
     assert code == 0
+    assert (
+        out.splitlines()[:3] == done.stdout.splitlines()[:3]
+    )  # title, and the verdict with the ratios of all algorithms
     for words in ("A small suite", "line: MSE against theory, D = 30", "line: overlap against theory", "line: runtime"):
         assert words in out
     for words in ("mean ± s.e.m.", "optimal", "z", "error /", "status", "iter.", "memory", "worst first"):

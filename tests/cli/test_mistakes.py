@@ -90,6 +90,9 @@ def test_finished_results_are_shown_without_their_plugin(tmp_path, capsys):
         assert "unknown channel 'twice'" in err
         assert "shown is the table as it was made on" in err
     assert "line: gamp" in call(capsys, "show", tmp_path / "r" / "small")[1]
+    assert call(capsys, "show", suite, "--results", tmp_path / "r")[1].endswith(
+        f"results: {tmp_path / 'r' / 'small'}\n"
+    )
     assert "twice" not in call(capsys, "show", tmp_path / "r" / "small", "--csv")[2].partition(";")[2]
     suite.write_text(text.replace("seeds     = 2", "seeds     = 3"))  # another suite now: its results are not those
     assert call(capsys, "show", suite, "--results", tmp_path / "r")[0] == 2
@@ -127,7 +130,7 @@ def test_a_failed_cell_says_where_and_how_to_run_it_again(tmp_path, capsys):
     assert code == 1
     for text in (out, err):
         assert f"ZeroDivisionError: division by zero ({plugin}, line 5)" in text
-    assert f"smimbench run {suite} --retry failed" in out
+    assert f"smimbench run {suite} --results {tmp_path / 'r'} --plugins {plugin} --retry failed" in out
 
 
 def test_a_dry_run_prices_integrals_and_learns(tmp_path, capsys):

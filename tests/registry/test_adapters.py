@@ -171,7 +171,7 @@ def test_randomness_is_that_of_the_run(little):
 
 @pytest.mark.parametrize(
     ("returned", "message"),
-    [(np.zeros(40), "signal's shape"), ("words", "must return an array of numbers"), (None, "shape|numbers")],
+    [(np.zeros(40), "signal's shape"), ("words", "must return an array of numbers"), (None, "it returned nothing")],
 )
 def test_what_is_no_estimate_is_refused(little, returned, message):
     problem, _, data = small_problem()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from smimbench.report.comparison import compare_rows, exceeds
-from smimbench.report.tables import comparison_tables
+from smimbench.report.tables import comparison_tables, missing_values
 from tests.helpers import SUITE, call, ends_with, write_suite
 from tests.report.rows import printed, values_of
 from tests.report.rows import row as any_row
@@ -59,6 +59,7 @@ def test_both_verdicts_stand_beside_a_change():
     assert "predicted z optimal" in text
     assert "1.1000 +0.4 0.5000" in text
     assert "adam: no prediction: it has none" in text
+    assert missing_values([*after, row(1.0, algorithm="sgd") | none]) == ["adam, sgd: no prediction: it has none"]
 
 
 @pytest.fixture(scope="module")

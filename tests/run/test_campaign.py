@@ -92,7 +92,7 @@ def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
         ("quiet", "ok", "all 3 steps made"),
         ("raiser", "failed", "ZeroDivisionError: nothing to divide by"),
         ("choosy", "skipped", "no taste for linear"),
-        ("diverger", "diverged", "the residual is not a finite number at iteration 1"),
+        ("diverger", "diverged", "the residual (change of the estimate) is not a finite number at iteration 1"),
         ("wrong-shape", "failed", "ValueError: an estimate must have the signal's shape (1, 30), got (1, 29)"),
         ("vandal", "failed", "ValueError: assignment destination is read-only"),
         ("leaver", "failed", "SystemExit: 7"),

@@ -272,7 +272,10 @@ def test_the_information_of_what_is_not_learned_is_no_claim():
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (lambda i: Info(residual=math.nan), "diverged: the residual is not a finite number at iteration 1"),
+        (
+            lambda i: Info(residual=math.nan),
+            "diverged: the residual (change of the estimate) is not a finite number at iteration 1",
+        ),
         (lambda i: claims(1.0, -0.5, residual=0.0), "not-converged: component 1 predicts an overlap"),
         (lambda i: Info(residual=1.0), "not-converged: 50 iterations reached"),
     ],
