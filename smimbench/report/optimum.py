@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from smimbench.numerics.size_laws import SECOND, penalised, pooled_errors
+from smimbench.report.prediction import FINITE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +56,8 @@ def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
     """The optimum at every dimension of one problem and sample ratio.
 
     Without a closed form, ``limit + b / D + c / D^2`` is fitted to all dimensions together. Relative to the limit, c is a normal
-    variable around 0 with a third of ``SECOND`` as its standard deviation.
+    variable around 0 with a third of ``SECOND`` as its standard deviation. What is twice as far above the limit as finite size
+    explains (``FINITE`` and ``SECOND``) is cut off there.
     """
     known = [one for one in references if one.coefficient is not None]
     if known:
@@ -78,7 +80,9 @@ def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
         errors = np.maximum(errors, 1e-6 * limits)
         solve = laws @ penalised(laws, errors, [np.inf, SECOND / 3 * limits.max()])
         value = limits + solve[:, : len(sizes)] @ (excess / errors)
-        fitted.append((np.maximum(value, 1e-3 * limits), np.linalg.norm(solve, axis=1)))
+        # Runs that are further above did not get to the optimum, and would else be 1.00 times themselves.
+        most = limits * (1 + 2 * (FINITE["lower"] / sizes + SECOND / sizes**2))
+        fitted.append((np.clip(value, 1e-3 * limits, most), np.linalg.norm(solve, axis=1)))
     found, source = {}, f"runs of {measured[0].algorithm}"
     for k, one in enumerate(measured):
         value, error = (np.array([part[k] for part in parts]) for parts in zip(*fitted))

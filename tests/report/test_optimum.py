@@ -37,6 +37,14 @@ def test_of_one_size_it_is_the_mean():
     np.testing.assert_allclose(one.error, values.std(axis=0, ddof=1) / 20)
 
 
+@pytest.mark.parametrize(("b", "above"), [((3.0, 1.0), False), ((24.0, 12.0), True)])
+def test_runs_that_missed_the_optimum_do_not_define_it(b, above):
+    """At D = 60 finite size may explain 20 / D + 100 / D^2 = 36% of the limit, not 100% or 200% of it."""
+    only = runs_at(60, np.random.default_rng(3), b=b, limit=(0.4, 0.1))
+    ratio = np.array([*only.runs.values()]).mean(axis=0) / optima([only])[60].value
+    np.testing.assert_allclose(ratio, [2 / 1.7222, 3 / 1.7222] if above else 1.0, rtol=0.02)
+
+
 def test_the_closed_form_comes_first():
     one = optima([runs_at(50, np.random.default_rng(2), coefficient=[2.0, 1.0])])[50]
     assert one.source == "closed form"

@@ -148,8 +148,9 @@ ENDS = {
         for ratio, status in ((2.0, OK), (2.2, NOT), (-5.0, OK))
     },
     **{
-        f"{where} {bad}": (finite(where, bad), 300, DIVERGED, 3, f"{where} is not a finite number at iteration 3")
+        f"{where} {bad}": (finite(where, bad), 300, DIVERGED, 3, f"{name} is not a finite number at iteration 3")
         for where in ("residual", "predicted_overlap", "self_overlap", "squared_step")
+        for name in (where if where != "residual" else "the residual (change of the estimate)",)
         for bad in (math.nan, math.inf)
     },
 }  # fmt: skip
