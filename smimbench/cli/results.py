@@ -279,7 +279,7 @@ def _remarks(console: Console, document: JsonObject, request: Request) -> list[s
     ran = (row for row in rows if "best_of" not in row["identity"]["algorithm"])  # its runs are those of other rows
     if restarts := sum({place(row): row["restarts"] for row in ran}.values()):
         last.append(f"{restarts} runs were restarted once, more cautiously")
-    others = other_version_lines(document["other_versions"])
+    others = other_version_lines(document["other_versions"], document["missing"] > 0)
     about = [
         textwrap.fill(line, console.width, break_on_hyphens=False) for line in (*missing_values(rows), *_moving(rows))
     ]

@@ -147,13 +147,13 @@ def _slowest(row: Mapping[str, Any]) -> tuple[float, float]:
     return -(math.inf if reached is None else reached), -(row["seconds"] or 0.0)
 
 
-def other_version_lines(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for every item of which another version, or other code, made stored cells."""
-    lines = []
+def other_version_lines(entries: Sequence[Mapping[str, Any]], missing: bool = True) -> list[str]:
+    """One line for every item of which another version, or other code, made stored cells; ``missing``: more are to run."""
+    lines, again = [], ", 'smimbench run' runs them again" if missing else ""
     for one in entries:
         made = "other code" if one["then"] == one["now"] else f"version {one['then']} (now {one['now']})"
         lines.append(f"{one['item']}: {one['cells']} of the stored cells were made by {made} and are not counted; smimbench.load "
-                     "reads them, 'smimbench run' runs them again")  # fmt: skip
+                     f"reads them{again}")  # fmt: skip
     return lines
 
 

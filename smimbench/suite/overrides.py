@@ -49,6 +49,8 @@ def override(document: JsonObject, text: str, file: str) -> None:
         names = [one.get("label", k) if isinstance(one, dict) else k for k, one in enumerate(several)]
         listed = ", ".join(f"problems.{name}" for name in names)
         raise SuiteError(f"--set {text}", "problem", f"this suite has several; choose from {listed}")
+    if [*way, last][0] == "problems" and "problems" not in document and "problem" in document:
+        raise SuiteError(f"--set {text}", "problems", "this suite has a single one; write problem.prior.rho=0.2")
     node: Any = document
     for i, key in enumerate(way):
         where = ".".join(way[: i + 1])

@@ -61,6 +61,7 @@ REFUSED = [
     ("run {suite} --set problem.prior.rho", "must look like problem.prior.rho=0.2"),
     ("run {suite} --set =3", "must look like"),
     ("run quickstart --set problem.prior.rho=1", "this suite has several; choose from problems.softmax, problems.linear"),
+    ("run {suite} --set problems[0].prior.rho=1", "problems: this suite has a single one; write problem.prior.rho"),
     ("run {suite} --set problem.channel.noise=-1", "problem.channel.noise: must be"),
     ("run {suite} --set problem.channel.nose=1", "problem.channel.nose: unknown key, did you mean 'noise'"),
     ("run {suite} --set problem.channel.noise.deep=1", "problem.channel.noise: is not a table"),

@@ -49,6 +49,7 @@ def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "no results of small" in err
     assert "channel 'twice': 2 of the stored cells were made by version 1 (now 2) and are not counted" in err
+    assert "'smimbench run' runs them again" in err
 
     code, out, err = call(capsys, *run)
     assert code == 0, err
@@ -59,6 +60,7 @@ def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     assert json.loads(out)["other_versions"] == [other]
     code, out, err = call(capsys, "show", *arguments)
     assert "2 of the stored cells were made by version 1 (now 2)" in " ".join(out.split())
+    assert "run' runs them again" not in " ".join(out.split())
     # They can be told apart where they are read.
     loaded = load(arguments[-3]).values
     values = loaded if isinstance(loaded, list) else loaded.to_dict("records")
