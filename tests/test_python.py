@@ -121,12 +121,14 @@ def test_theory_of_a_problem_that_is_named(rho):
     """Softmax attention of one layer is learned perfectly from the number of its parameters on, a closed form."""
     found = smimbench.theory(**PHASES, rho=rho, alpha="0.1:0.5:5")
     rows = as_rows(found.table)
-    assert [row["alpha"] for row in rows] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert [row["alpha"] for row in rows] == [0.1, 0.2, 0.3, 0.4, 0.5]
     assert all(not isinstance(value, (dict, list)) for row in rows for value in row.values())
     (perfect,) = [row for row in as_rows(found.thresholds) if row["threshold"] == "perfect recovery"]
     assert perfect["alpha"] == pytest.approx((rho - rho**2 / 2) / 2, rel=1e-6)
     assert all((row["mse"] < 1e-6) == (row["alpha"] > perfect["alpha"]) for row in rows)
-    assert rows == as_rows(smimbench.theory(**PHASES, rho=np.float64(rho), alpha=np.linspace(0.1, 0.5, 5)).table)
+    assert rows == as_rows(
+        smimbench.theory(**PHASES, rho=np.float64(rho), alpha=np.array([0.1, 0.2, 0.3, 0.4, 0.5])).table
+    )
 
 
 def test_theory_is_the_same_as_that_of_the_command(tmp_path, capsys):
@@ -190,7 +192,7 @@ def test_the_frame_of_results_is_flat(ran):
     ({**PHASES, "alpha": 0.1, "rhoo": 0.3}, "rhoo is no option and no parameter of this problem"),
     ({**PHASES}, "needs its sample ratios"),
     ({**PHASES, "alpha": [0.1, -1]}, "a sample ratio must be > 0 and finite, got -1.0"),
-    ({"suite": "quickstart", "alpha": "0.1:0.3"}, "or look like 0.1 or 0.1:0.3:20"),
+    ({"suite": "quickstart", "alpha": "0.1:0.3"}, "or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20"),
     ({"suite": "quickstart", "alpha": [0.1, "x"]}, "sample ratios must be numbers"),
     ({"suite": "quickstart", "alpha": "0.1:0.3:1"}, "(2 to 10,000 of them), got '0.1:0.3:1'"),
     ({"model": "attention-indexed", "alpha": 1}, "needs channel and prior, too"),

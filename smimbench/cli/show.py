@@ -71,11 +71,11 @@ def _sample_ratios(ctx: click.Context, param: click.Parameter, texts: tuple[str,
     option("See --model.", "--channel", metavar="NAME"),
     option("See --model.", "--prior", metavar="NAME"),
     option(
-        "Sample ratios instead of the suite's, one or FROM:TO:COUNT; repeatable.",
+        "Sample ratios instead of the suite's: 0.1 or 0.1,0.2,0.5 or 0.1:0.3:20 (from, to, how many); repeatable.",
         "--alpha",
         "alphas",
         multiple=True,
-        metavar="FLOAT|FROM:TO:COUNT",
+        metavar="RATIOS",
         callback=_sample_ratios,
     ),
     flag("Check every point against plain draws of teacher and posterior; exit code 1 where |z| > 4.", "--verify"),
@@ -95,7 +95,7 @@ def _sample_ratios(ctx: click.Context, param: click.Parameter, texts: tuple[str,
     option("Processes side by side.", "--workers", type=click.IntRange(1), default=1),
     flag("Solve again what is kept; nothing is deleted.", "--retry"),
     RESULTS,
-    flag("The points as CSV.", "--csv", "as_csv"),
+    flag("The points as CSV, with the metrics of the suite.", "--csv", "as_csv"),
     JSON,
     ignore_unknown_options=True,
 )
@@ -163,13 +163,17 @@ def theory(
     if request.as_json:
         print_json(document)
         return code
-    from smimbench.report.theory_tables import own_theory_tables, theory_csv, theory_tables, verification_tables
+    from smimbench.report.theory_tables import own_theory_tables, theory_tables, verification_tables
 
     if as_csv:
+        from smimbench.report.solved_theory import Theory
+        from smimbench.report.text_files import csv_text
+
         request.remark(
             f"{one['problem']['label']}: not solved: {one['unsolved']}" for one in document if "unsolved" in one
         )
-        click.echo(theory_csv(document), nl=False)
+        rows = Theory(suite, document, cache, wanted).rows
+        click.echo(csv_text(rows, list(dict.fromkeys(name for row in rows for name in row))), nl=False)
         return code
 
     console = make_console()

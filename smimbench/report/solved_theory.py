@@ -40,7 +40,12 @@ class Theory:
 
     @cached_property
     def table(self) -> Any:
-        """One row per problem, sample ratio, branch and component, as a frame of pandas or polars or a list of dicts.
+        """The ``rows`` as a frame of pandas or polars, or as they are."""
+        return frame(self.rows)
+
+    @cached_property
+    def rows(self) -> list[JsonObject]:
+        """One row per problem, sample ratio, branch and component.
 
         Columns: ``problem``, ``alpha``, ``branch``, ``component`` (from 1; None where there is one), each metric with its
         numerical error (``mse``, ``mse_error``, ``overlap``, ...), errors of prediction (``generalization_error_bayes``, ...)
@@ -62,7 +67,7 @@ class Theory:
                         for kind, value in point.get("generalization_error", {}).items()
                     }
                     rows.append({**row, "free_entropy": point.get("free_entropy"), "method": point["method"]})
-        return frame(rows)
+        return rows
 
     @cached_property
     def thresholds(self) -> Any:

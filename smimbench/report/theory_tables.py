@@ -14,7 +14,6 @@ from rich.text import Text
 from smimbench.report.columns import Column, make_table, number, one_digit
 from smimbench.report.labels import grouped
 from smimbench.report.tables import Columns
-from smimbench.report.text_files import csv_text
 from smimbench.report.theory_document import LARGEST_Z
 from smimbench.theory.verification import MOST, SECONDS
 
@@ -56,7 +55,10 @@ def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
             shown.append(Group(Text(label, style="bold"), reason, ""))
         if not points:
             continue
-        word, rows = _word(document), _point_rows(document)
+        word, rows = _word(document), []
+        for point in points:
+            overlap = point.get("squared_cosine") or np.diagonal(point["overlap"]).tolist()
+            rows += _rows(point, overlap, {"component_word": word})
         # Stored points may have errors of prediction that were not asked for now: a column has them for all, or is not there.
         predicted = ["gen. Bayes", "plug-in"] if all("generalization_error" in point for point in points) else []
         columns: Columns = [ALPHA, *VALUES, *predicted, "branch"]
@@ -66,33 +68,6 @@ def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
             shown.append(_threshold_lines(document, word))
         shown += _published_tables(document.get("published", []))
     return shown
-
-
-def _point_rows(document: Mapping[str, Any]) -> list[JsonObject]:
-    """One row for every point and component of a problem."""
-    about, rows = {"problem": document["problem"]["label"], "component_word": _word(document)}, []
-    for point in document["points"]:
-        overlap = point.get("squared_cosine") or np.diagonal(point["overlap"]).tolist()
-        rows += _rows(point, overlap, about)
-    return rows
-
-
-_CSV = ("problem", "alpha", "component", "mse", "mse_error", "overlap", "branch", "method")
-
-
-def theory_csv(documents: Sequence[JsonObject]) -> str:
-    """The points of all problems as CSV, all digits, with the errors of prediction where they are known."""
-    rows = [row for document in documents for row in _point_rows(document)]
-    kinds = [
-        kind
-        for kind in ("bayes", "plugin", "constant")
-        if all(kind in row.get("generalization_error", ()) for row in rows)
-    ]
-    named = {f"generalization_error_{kind}": kind for kind in kinds}
-    return csv_text(
-        ({**row, **{name: row["generalization_error"][kind] for name, kind in named.items()}} for row in rows),
-        [*_CSV, *named],
-    )
 
 
 def _word(document: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ dimension = [100]
 
 
 def sample_ratios(value: Any) -> list[float]:
-    """Sample ratios from a number, several, or a text such as ``0.1`` or ``0.1:0.3:20`` (equal distances).
+    """Sample ratios from a number, several, or a text: ``0.1``, ``0.1,0.2,0.5`` or ``0.1:0.3:20`` (equal distances).
 
     Raises
     ------
@@ -39,11 +39,13 @@ def sample_ratios(value: Any) -> list[float]:
         For anything else, or where one is not positive and finite.
     """
     try:
-        span = isinstance(value, str) and ":" in value
-        found = _between(*value.split(":")) if span else np.asarray(value, dtype=float).ravel()
+        if isinstance(value, str):
+            found = _between(*value.split(":")) if ":" in value else np.array([float(one) for one in value.split(",")])
+        else:
+            found = np.asarray(value, dtype=float).ravel()
     except (TypeError, ValueError):
         raise ValueError(
-            f"sample ratios must be numbers, or look like 0.1 or 0.1:0.3:20 (2 to 10,000 of them), got {value!r}"
+            f"sample ratios must be numbers, or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20 (2 to 10,000 of them), got {value!r}"
         ) from None
     for one in found:
         if not 0 < one < float("inf"):
@@ -54,7 +56,8 @@ def sample_ratios(value: Any) -> list[float]:
 def _between(first: str, last: str, count: str) -> Any:
     if not 2 <= int(count) <= 10_000:
         raise ValueError
-    return np.linspace(float(first), float(last), int(count))
+    # 0.3 as it is typed, not the number next to it.
+    return np.array([float(f"{one:.14g}") for one in np.linspace(float(first), float(last), int(count))])
 
 
 def suite_of_items(

@@ -53,7 +53,7 @@ def test_parameters_reach_their_items_and_figures_are_drawn(ask, tmp_path):
     ((*SOFTMAX, "--rhoo", "0.3", "--alpha", "1"), "rhoo is no option and no parameter of this problem"),
     ((*SOFTMAX[:4], "--alpha", "1"), "needs prior, too"),
     (SOFTMAX, "needs its sample ratios: alpha 0.1"),
-    ((*SOFTMAX, "--alpha", "1:2"), "or look like 0.1 or 0.1:0.3:20"),
+    ((*SOFTMAX, "--alpha", "1:2"), "or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20"),
     ((*SOFTMAX, "--alpha", "1", "--rho"), "--rho needs a value"),
     ((*SOFTMAX, "--alpha", "-1"), "must be > 0 and finite"),
     (("quickstart", *SOFTMAX, "--alpha", "1"), "unexpected 'quickstart'"),
@@ -71,19 +71,25 @@ def test_mistakes_are_one_line(ask, words, message):
     assert message in err
 
 
-@pytest.mark.parametrize("more", [(), ("--predictions",)])
-def test_csv_has_the_numbers_of_json(ask, more):
+def test_csv_has_the_numbers_of_json(ask):
     problem = (*LINEAR, "--noise=0.5", "--alpha", "0.5:2:4", "--no-thresholds")
-    code, out, err = ask(*problem, *more, "--csv")
+    code, out, err = ask(*problem, "--csv", "--set", 'run.metrics=["generalization_error_bayes"]')
     (document,) = json.loads(ask(*problem, "--json")[1])
-    rows = list(csv.DictReader(io.StringIO(out)))
+    rows, points = list(csv.DictReader(io.StringIO(out))), document["points"]
     assert (code, err) == (0, "")
     for name in ("alpha", "mse", "mse_error"):
-        assert [float(row[name]) for row in rows] == [point[name] for point in document["points"]]
-    assert [float(row["overlap"]) for row in rows] == [point["overlap"][0][0] for point in document["points"]]
-    for kind in ("bayes", "plugin", "constant"):
-        found = [float(row[f"generalization_error_{kind}"]) for row in rows if f"generalization_error_{kind}" in row]
-        assert found == ([point["generalization_error"][kind] for point in document["points"]] if more else [])
+        assert [float(row[name]) for row in rows] == [point[name] for point in points]
+    found = [float(row["generalization_error_bayes"]) for row in rows]
+    assert found == [point["generalization_error"]["bayes"] for point in points]
+
+
+def test_sample_ratios_are_those_that_are_typed(ask):
+    def ratios(text):
+        (document,) = json.loads(ask(*LINEAR, "--noise=0.5", "--no-thresholds", "--alpha", text, "--json")[1])
+        return [point["alpha"] for point in document["points"]]
+
+    assert ratios("0.1:1.5:15") == ratios("1.5:0.1:15") == [round(0.1 * k, 1) for k in range(1, 16)]
+    assert ratios("0.5,0.1,2") == [0.1, 0.5, 2.0]
 
 
 def test_a_column_is_complete_or_not_there(ask):
