@@ -319,7 +319,7 @@ SHOWN = [
     ("doctor", 0, ["versions", "numpy", "blas", "gpu", "cupy", "plugins"]),
     ("doctor --plugins {tmp}/drop/bad.py", 1, [BAD]),
     ("--version", 0, ["smimbench, version "]),
-    ("run {suite} --results {tmp}/r --quiet --workers 1 --no-figure", 0, ["cells: 8 ok"]),
+    ("run {ran}/small.toml --results {ran}/results --quiet --no-figure", 0, ["cells: 8 ok"]),
 ]  # fmt: skip
 
 
@@ -328,12 +328,9 @@ def test_a_command_says_what_it_is_for(ran, tmp_path, capsys, line, code, said):
     (tmp_path / "drop").mkdir()
     (tmp_path / "drop" / "good.py").write_text(CHANNEL)
     (tmp_path / "drop" / "bad.py").write_text("1 / 0")
-    where = {
-        "attention": write_suite(tmp_path, ATTENTION, "attention"),
-        "suite": write_suite(tmp_path),
-        "tmp": tmp_path,
-    }
-    found, out, err = call(capsys, *line.format(results=ran[0] / "results" / "small", **where).split())
+    attention = write_suite(tmp_path, ATTENTION, "attention")
+    where = {"attention": attention, "ran": ran[0], "results": ran[0] / "results" / "small", "tmp": tmp_path}
+    found, out, err = call(capsys, *line.format(**where).split())
     assert found == code, err
     for words in said:
         assert words in " ".join((out + err).split())
