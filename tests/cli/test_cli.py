@@ -153,7 +153,7 @@ def test_rows_keep_their_published_names_and_meaning(ran, capsys):
 def troubled(tmp_path_factory):
     """Words for a suite of troublesome algorithms that was run once; ``only`` takes some of them."""
     folder = tmp_path_factory.mktemp("troubled")
-    suite = with_algorithm(folder, "gamp", "raiser", "diverger", "choosy", "talker")
+    suite = with_algorithm(folder, "gamp", "raiser", "diverger", "choosy", "talker", "raising-digger")
     words = [suite, "--results", folder / "r", "--plugins", TROUBLE]
     assert ends_with("run", *words, "--workers", "1", "--no-figure", "--quiet") == 1
 
@@ -194,6 +194,13 @@ def test_the_exit_code_tells_and_nothing_is_dropped(troubled, capsys, algorithm,
             assert row["time_to_theory"]["0.05"]["seconds"] is None
 
 
+def test_an_error_with_markup_in_its_text_is_shown(troubled, capsys):
+    for more in (["run", "--no-figure"], ["show"]):
+        code, out, _ = call(capsys, *more, *troubled("raising-digger"))
+        assert code == 1
+        assert "cannot open [/data/x]" in out
+
+
 def test_a_run_of_nothing_is_no_success(troubled, capsys):
     """Cells that an algorithm refuses are no failure if others ran, but where it refuses all nothing has been measured."""
     found, out, _ = call(capsys, "run", *troubled("choosy"), "--workers", "1", "--no-figure")
@@ -223,11 +230,12 @@ def test_timing_mode_is_serial_and_trusted(tmp_path, capsys):
         assert (a["mean"], a["sem"], a["iterations"]) == (b["mean"], b["sem"], b["iterations"])
 
 
-def test_a_spoiled_record_is_reported_and_run_again(tmp_path, capsys):
-    suite = with_algorithm(tmp_path, "gamp")
-    arguments = ["run", suite, "--results", tmp_path / "r", "--workers", "1", "--no-figure"]
+def test_a_spoiled_record_is_reported_and_run_again(ran, tmp_path, capsys):
+    folder = tmp_path / "copy"
+    shutil.copytree(ran[0], folder)
+    arguments = ["run", folder / "small.toml", "--results", folder / "results", "--workers", "1", "--no-figure"]
     before = one_document(call(capsys, *arguments, "--json")[1])
-    spoiled = next(p for p in (tmp_path / "r" / "small").glob("*.json") if p.name != "run.json")
+    spoiled = next(p for p in (folder / "results" / "small").glob("*.json") if p.name != "run.json")
     spoiled.write_text(spoiled.read_text().replace('"status": "ok"', '"status": "failed"'))
     code, _, err = call(capsys, *arguments)
     assert code == 0

@@ -10,9 +10,8 @@ import subprocess
 import pytest
 
 from smimbench.run.store import Store
-from tests.helpers import CHANNEL, ROOT, SUITE, call, call_outside, command, environment, write_suite
+from tests.helpers import CHANNEL, SUITE, call, call_outside, command, ends_with, environment, write_suite
 
-TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
 EVIL = "[/] $x_ [red]=1+1| <b>&amp;` \\u001b]0;x\\u0007 \\u202e"
 """A title and labels of it: rich markup, broken mathematics, HTML, Markdown, terminal escapes, text from right to left."""
 
@@ -51,53 +50,52 @@ def test_no_text_steers_a_terminal_a_spreadsheet_a_page_or_a_figure(evil, tmp_pa
     assert "<b>" not in (tmp_path / "page.html").read_text()
 
 
-def test_an_error_with_markup_in_its_text_is_shown(tmp_path, capsys):
-    suite = write_suite(tmp_path, SUITE.partition("[[alg")[0] + '[[algorithms]]\nname = "raising-digger"\n')
-    results = ("--results", tmp_path / "results", "--plugins", TROUBLE)
-    code, out, _ = call(capsys, "run", suite, *results, "--workers", "1", "--no-figure")
-    assert code == 1
-    assert "cannot open [/data/x]" in out
-    assert call(capsys, "show", suite, *results)[0] == 1
+MOODY = CHANNEL.replace(
+    "    def forward",
+    """    def __post_init__(self):
+        require("constructor")
+
+    def forward""",
+)
+MOODY = MOODY.replace(
+    "        return smimbench.Posterior", '        require("posterior")\n        return smimbench.Posterior'
+)
 
 
-BROKEN = {
-    "posterior": ("posterior(self, y, omega, V, *, second_moment=False, rng=None):", "RuntimeError"),
-    "constructor": ("__post_init__(self):", "left out"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_channel_that_raises_hides_no_row_of_others(tmp_path, capsys, name):
-    """It worked when it was run, and does no more when results are looked at, though its code is the same."""
-    plugin, results, broken = tmp_path / "twice.py", tmp_path / "results", tmp_path / "broken"
-    first, said = BROKEN[name]
-    raising = f"""    def {first}
-        if {str(broken)!r} in map(str, __import__("pathlib").Path({str(tmp_path)!r}).iterdir()):
-            raise RuntimeError("not today")
+@pytest.fixture(scope="module")
+def moody(tmp_path_factory):
+    """A suite that was run with a channel of somebody else: folder, words. The channel raises where a file of that name is."""
+    folder = tmp_path_factory.mktemp("moody")
+    require = f"""
+def require(name):
+    import pathlib
+    if pathlib.Path({str(folder)!r}, name).exists():
+        raise RuntimeError("not today")
 """
-    if name == "posterior":
-        raising += "        return smimbench.Posterior(y / self.gain, 0 * V)\n"
-        text = CHANNEL.replace("    def posterior", "    def unused")
-    else:
-        text = CHANNEL
-    plugin.write_text(text.replace("    def forward(", raising + "\n    def forward("))
+    (folder / "twice.py").write_text(MOODY.replace("\n\n@dataclass", require + "\n\n@dataclass", 1))
     line = SUITE.partition("[problem]")[2].partition("[grid]")[0]
-    text = SUITE.replace("[problem]" + line, "[[problems]]" + line + "[[problems]]" + line.replace('"line"', '"mine"'))
-    text = text.replace('name = "linear", noise = 0.2', 'name = "twice"').replace(
-        'name = "twice"', 'name = "linear"', 1
+    mine = line.replace('"line"', '"mine"').replace('name = "linear", noise = 0.2', 'name = "twice"')
+    text = SUITE.replace("[problem]" + line, f"[[problems]]{line}[[problems]]{mine}").partition("[[algorithms]]")[0]
+    suite = write_suite(
+        folder, text.replace("seeds     = 2", "seeds = 1") + '[[algorithms]]\nname = "adam"\nsteps = 3\n'
     )
-    text = (
-        text.partition("[[algorithms]]")[0].replace("seeds     = 2", "seeds = 1")
-        + '[[algorithms]]\nname = "adam"\nsteps = 3\n'
-    )
-    suite = write_suite(tmp_path, text)
-    options = ("--results", results, "--plugins", plugin)
-    assert call(capsys, "run", suite, *options, "--no-figure", "--workers", "1")[0] == 0
-    broken.touch()
-    for path in (results / "theory").glob("point-*.json"):
+    words = (suite, "--results", folder / "results", "--plugins", folder / "twice.py")
+    assert ends_with("run", *words, "--no-figure", "--workers", "1") == 0
+    return folder, words
+
+
+@pytest.mark.parametrize(("name", "said"), [("posterior", "RuntimeError"), ("constructor", "left out")])
+def test_a_channel_that_raises_hides_no_row_of_others(moody, capsys, name, said):
+    """It worked when it was run, and does no more when results are looked at, though its code is the same."""
+    folder, words = moody
+    (folder / name).touch()
+    for path in (folder / "results" / "theory").glob("point-*.json"):
         path.unlink()
-    again = call(capsys, "run", suite, *options, "--no-figure", "--workers", "1")
-    code, out, err = call(capsys, "show", results / "small", "--json", "--plugins", plugin)
+    try:
+        again = call(capsys, "run", *words, "--no-figure", "--workers", "1")
+        code, out, err = call(capsys, "show", folder / "results" / "small", "--json", *words[3:])
+    finally:
+        (folder / name).unlink()
     assert again[0] in (0, 1), again[2]
     assert code in (0, 1), err
     rows = json.loads(out)["rows"]
