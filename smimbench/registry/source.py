@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import io
@@ -76,21 +77,15 @@ def _collect(path: Path, root: Path, files: dict[Path, bytes]) -> None:
     if path.suffix != ".py":  # compiled: every byte counts
         files[path] = data
         return
-    files[path] = _code(data)
-    try:
-        tree = ast.parse(data)
-    except (SyntaxError, ValueError):
-        return
+    files[path], imports = _parsed(data)
     package = root.name if (root / "__init__.py").exists() else None
-    for node in ast.walk(tree):
+    for node in imports:
         if isinstance(node, ast.Import):
             wanted = [(root, alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             parts = node.module.split(".") if node.module else []
             base = path.parents[node.level - 1] if node.level else root
             wanted = [(base, [*parts, alias.name]) for alias in node.names]
-        else:
-            continue
         for base, parts in wanted:
             own = parts[1:] if base == root and package is not None and parts[:1] == [package] else parts
             _collect_module(base, own, root, files)
@@ -104,6 +99,16 @@ def _collect_module(base: Path, parts: list[str], root: Path, files: dict[Path, 
             if candidate.is_file() and candidate.resolve().is_relative_to(root) and root.name not in SHARED:
                 _collect(candidate, root, files)
                 return
+
+
+@functools.lru_cache(maxsize=256)  # many items of one package have the same files
+def _parsed(data: bytes) -> tuple[bytes, list[ast.Import | ast.ImportFrom]]:
+    """Python source as ``_code`` has it, and what it imports."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError):
+        return _code(data), []
+    return _code(data), [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 
 def _code(data: bytes) -> bytes:
