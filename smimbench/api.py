@@ -187,7 +187,6 @@ def theory(
     predictions: bool = False,
     workers: int = 1,
     progress: bool = True,
-    on_stage: Callable[[Stage], None] = lambda stage: None,
     verify: float = 0.0,
     **parameters: Any,
 ) -> Theory:
@@ -213,8 +212,6 @@ def theory(
         Spawned processes, as for ``run``; the numbers do not depend on it.
     progress : bool
         Whether a terminal or a notebook shows a bar.
-    on_stage : callable
-        Called with what is being solved and how far it is, to show progress.
     verify : float
         Relative deviation of the error, as 0.02, that plain draws of teacher and posterior should exclude at every point; they
         give each document a list ``verification``. 0 draws nothing.
@@ -258,7 +255,6 @@ def theory(
 
         def report(stage: Stage) -> None:
             show_progress(f"{stage.problem}: {stage.what}", stage.progress.done, stage.progress.total)
-            on_stage(stage)
 
         if workers > 1 and results is None:
             cache.folder = Path(shared)
