@@ -134,11 +134,14 @@ def threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[t
 def theory_series(
     line: Line, name: str, color: str, dashes: Any, about: Mapping[str, Any], algorithm: str = ""
 ) -> Series:
-    """A line with a band of its numerical error; horizontal bars where two points have no line between them."""
+    """A line with a band of its numerical error; horizontal bars for one or two points, alone or between two gaps."""
     if len(line.alpha) < 3:
         style = {"marker": "_", "s": 60 if algorithm else 250, "linewidths": 1.5, "zorder": 2}
         return Series(name, line._asdict(), about, "marks", color, style, algorithm)
-    return Series(name, line._asdict(), about, "line", color, {"ls": dashes, "zorder": 2}, algorithm)
+    parts = np.split(np.arange(len(line.value)), np.flatnonzero(np.isnan(line.value)))
+    alone = [int(i) for part in parts if (own := part[np.isfinite(line.value[part])]).size < 3 for i in own]
+    style = {"ls": dashes, "zorder": 2} | ({"marker": "_", "ms": 14, "mew": 1.3, "markevery": alone} if alone else {})
+    return Series(name, line._asdict(), about, "line", color, style, algorithm)
 
 
 # -- a metric -------------------------------------------------------------------------------------------------------------

@@ -344,6 +344,20 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     assert "bars at one or two sample ratios: Bayes-optimal" in found.caption
 
 
+@pytest.mark.parametrize("beyond", [[0.5], [0.499, 0.5]])
+def test_a_point_alone_beyond_a_threshold_is_a_bar(beyond):
+    """Nothing is known between it and its neighbours, so that no line passes through it, and it would not be seen."""
+    x = np.array([0.1, 0.2, 0.3, *beyond])
+    line = smooth(Line(x, 1 - x, 0 * x), [0.4])
+    assert np.isnan(line.value).any()
+    (axis,) = draw(Chart("x", "", [Panel("", "", "", [theory_series(line, "t", "black", "-", {})])])).axes
+    (drawn,) = [one for one in axis.lines if one.get_label() == "t"]
+    assert drawn.get_marker() == "_"
+    assert drawn.get_xdata()[drawn.get_markevery()] == pytest.approx(beyond)
+    whole = theory_series(smooth(Line(x, 1 - x, 0 * x), []), "t", "black", "-", {})
+    assert "marker" not in whole.style
+
+
 def test_bars_of_theory_have_their_errors():
     bar = theory_series(Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", {})
     (axis,) = draw(Chart("x", "", [Panel("", "", "", [bar])])).axes
