@@ -254,6 +254,7 @@ def _draw_theory(
     RESULTS,
     flag("All rows as CSV.", "--csv", "as_csv"),
     flag("All rows as a Markdown table.", "--markdown"),
+    flag("The tables of contenders in LaTeX, with booktabs.", "--latex"),
     several("Show these backends only.", "NAME", "--backend", "backends"),
     option(
         "Also write the table, and what it was made with, into one file that show and compare read.",
@@ -271,6 +272,7 @@ def show(
     request: Request,
     as_csv: bool,
     markdown: bool,
+    latex: bool,
     backends: tuple[str, ...],
     pack: Path | None,
     figures: bool,
@@ -283,10 +285,12 @@ def show(
     Give the suite with the same --set, --add, --only and --plugins as to 'run', or a folder with its results.
     """
     from smimbench.report import text_files
+    from smimbench.report.columns import latex_table
     from smimbench.report.packed import write_packed
+    from smimbench.report.tables import contender_tables
 
-    if request.as_json + as_csv + markdown > 1:
-        raise click.UsageError("choose one of --json, --csv and --markdown")
+    if request.as_json + as_csv + markdown + latex > 1:
+        raise click.UsageError("choose one of --json, --csv, --markdown and --latex")
     document, shared, folder, results = _table_of(request, backends)
     if pack is not None:
         write_packed(pack, document, shared)
@@ -297,6 +301,11 @@ def show(
     if figures and results is None:
         raise click.UsageError("figures need the results and plugins themselves, not only their table")
     compare_with(document, against)
+    if latex:
+        if not (tables := contender_tables(document["verdicts"], latex_table)):
+            raise click.UsageError("--latex has no table: no problem here was run with two algorithms")
+        click.echo("\n\n".join(tables))
+        return OK
     code = present_document(document, request, folder, full=full)
     if figures and results is not None:
         draw_figures(results, silent=request.as_json or request.quiet, width=width)

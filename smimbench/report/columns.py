@@ -1,4 +1,4 @@
-"""The columns of all tables (meaning and text of cells), and tables for a terminal and for HTML."""
+"""The columns of all tables (meaning and text of cells), and tables for a terminal, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -419,6 +419,30 @@ def plain_text(tables: Iterable[RenderableType]) -> str:
     for table in tables:
         console.print(table, crop=False)
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+# -- in LaTeX -------------------------------------------------------------------------------------------------------------
+
+_LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {c: f"${c}$" for c in "<>|"}
+    | {c: f"{{{c}}}" for c in "[]*"}  # what follows the end of a row is an option of it
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+)
+
+
+def latex_table(title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = "") -> str:
+    """A floating table for LaTeX; it needs the package booktabs."""
+    shown = _laid_out(columns, list(rows))
+    head, *lines = (
+        " & ".join(" ".join(printable(str(cell)).split()).translate(_LATEX) for cell in line) + r" \\"
+        for line in ([heading for _, heading, _ in shown], *zip(*(cells for *_, cells in shown)))
+    )
+    about = " ".join(printable("; ".join(filter(None, (title, caption)))).split()).translate(_LATEX)
+    form = "".join("l" if column.words else "r" for column, *_ in shown)
+    begin = [r"\begin{table}", r"\centering", rf"\caption{{{about}}}", rf"\begin{{tabular}}{{{form}}}"]
+    inside = [r"\toprule", head, r"\midrule", *lines, r"\bottomrule"]
+    return "\n".join([*begin, *inside, r"\end{tabular}", r"\end{table}"])
 
 
 # -- in HTML --------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from smimbench.report.labels import grouped, letter_of, of_largest_dimension, pl
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -99,14 +99,20 @@ CONTENDER: Columns = [
 """Columns of the contenders of a problem."""
 
 
-def contender_tables(found: Sequence[JsonObject]) -> list[RenderableType]:
-    """One table per problem that at least two algorithms were run on, best first; see ``verdicts``."""
+def contender_tables(found: Sequence[JsonObject], make: Callable[..., Any] = make_table) -> list[Any]:
+    """One table per problem that at least two algorithms were run on, best first; see ``verdicts``.
+
+    Parameters
+    ----------
+    make : callable
+        ``make_table`` or ``latex_table``.
+    """
     tables = []
     for verdict in found:
         if len(verdict["contenders"]) > 1 and verdict["metric"]:
             tied = f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}" if verdict["tied"] else ""
             title = f"{verdict['problem']}: all algorithms, {letter_of([verdict])} = {verdict['dimension']}"
-            tables.append(make_table(title, CONTENDER, verdict["contenders"], f"best first{tied}"))
+            tables.append(make(title, CONTENDER, verdict["contenders"], f"best first{tied}"))
     return tables
 
 

@@ -25,7 +25,7 @@ REFUSED = [
     ("theory quickstart --alpha many", "must look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20"),
     ("list colours", "'colours' is not one of"),
     ("info wishert", "did you mean 'wishart'"),
-    ("show {results} --csv --json", "choose one of --json, --csv and --markdown"),
+    ("show {results} --csv --json", "choose one of --json, --csv, --markdown and --latex"),
     ("compare {results} {results} --fail-over nan", "--fail-over: must be a number, got nan"),
     *((f"theory {{suite}} --alpha {bad}", "must be > 0 and finite") for bad in ("0", "-1", "inf", "nan")),
     # what is not there
