@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _LEAST_ROWS = 256
 _ROWS_PER_DIMENSION = 3
 
-# Tokens up to which a GPU is given the products of a sample pair by pair. Doubled (not measured): more passes over the
-# inputs, one for each pair, than a batch of products takes.
+# Tokens up to which the products of a sample are computed pair by pair. Doubled: a batch of small products is faster on the
+# host; on a GPU (not measured) there are more passes over the inputs, one for each pair.
 _FEW_TOKENS = 3
 
 # (least d, number of bands): signals and sums over samples are symmetric, so products with them are computed in bands of the
@@ -77,8 +77,8 @@ class AttentionIndexed(TokenModel):
     Signals must be symmetric: only ``x_a^T S x_b`` with ``a <= b`` is evaluated. ``forward`` takes any number
     of leading axes in front of the signal's (P, d, d), ``adjoint`` the same in front of (n, P, C): several
     students that see the same inputs.
-    Cost: ``2 n T d^2`` floating-point operations a component for ``forward`` and, by symmetry, down to half of
-    that for ``adjoint``. Besides its result a call holds a few megabytes (more from d = 500 on).
+    Cost: by symmetry, down to ``n T d^2`` floating-point operations a component for each of ``forward`` and ``adjoint``.
+    Besides its result a call holds a few megabytes (more from d = 500 on).
 
     References
     ----------
@@ -143,11 +143,11 @@ class AttentionIndexed(TokenModel):
         return _bands(dimension) if chunk_bytes(inputs) is None else (slice(0, dimension),)
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost per component: a product of (n T, d) with (d, d) and half of another (it is symmetric), one reading of the
-        inputs, and ``10 d^3`` for the eigendecomposition and its product in ``denoise``.
+        """Cost per component: two products of (n T, d) with half of a symmetric (d, d), one reading of the inputs, and
+        ``10 d^3`` for the eigendecomposition and its product in ``denoise``.
         """
         numbers = n * self.tokens * dimension
-        flops = 3.0 * numbers * dimension * components
+        flops = 2.0 * numbers * dimension * components
         return Cost(flops, float(itemsize * numbers), 10.0 * dimension**3 * components)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
@@ -171,17 +171,14 @@ class AttentionIndexed(TokenModel):
         for s in self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs):
             x = inputs[s, :, :]
             rows = xp.reshape(x, (-1, dimension))
-            columns = xp.matrix_transpose(x)
             for k in range(students):
                 for p in range(components):
-                    xs = xp.reshape(_times_half(rows, matrices[k, p, :, :], bands), x.shape)
                     if apart:  # one pair of tokens after the other
+                        xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
                         forms = xp.stack([xp.sum(xs[:, a, :] * x[:, b, :], axis=-1) for a, b in pairs], axis=-1)
                     else:
-                        forms = xp.matmul(xs, columns)
-                        if len(bands) > 1:  # x_a^T S x_b = x_a^T L x_b + x_b^T L x_a
-                            forms = forms + xp.matrix_transpose(forms)
-                        forms = xp.take(xp.reshape(forms, (x.shape[0], -1)), pick, axis=1)
+                        forms = xp.reshape(_forms(x, matrices[k, p, :, :], bands), (x.shape[0], -1))
+                        forms = xp.take(forms, pick, axis=1)
                     z[k, s, p, :] = (forms - traces[k, p, :]) * scale
         return xp.reshape(z, (*lead, n, components, self.sites))
 
@@ -305,19 +302,23 @@ class AttentionIndexed(TokenModel):
         return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
 
 
-def _times_half(rows: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Product of rows (m, d) with L for a symmetric matrix ``S = L + L^T`` (d, d), or with S where there is one band.
+def _forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
+    """Forms ``x_a^T S x_b = x_a^T L x_b + x_b^T L x_a`` (n, T, T) of tokens (n, T, d), for a symmetric ``S = L + L^T`` (d, d).
 
     L is S below the diagonal blocks of the bands, half of S in them, and 0 above.
     """
-    xp = namespace(rows, matrix)
-    if len(bands) == 1:
-        return xp.matmul(rows, matrix)
-    found = xp.empty(rows.shape, dtype=xp.result_type(rows, matrix), device=array_api_compat.device(rows))
+    xp = namespace(x, matrix)
+    n, tokens, dimension = x.shape
+    rows = xp.reshape(x, (-1, dimension))
+    found = 0.0
     for band in bands:
         lower = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
-        found[:, band] = xp.matmul(rows[:, band.start :], lower)
-    return found
+        xl, part = xp.reshape(xp.matmul(rows[:, band.start :], lower), (n, tokens, -1)), x[:, :, band]
+        if tokens <= _FEW_TOKENS:
+            found = found + xp.vecdot(xl[:, :, None, :], part[:, None, :, :])
+        else:
+            found = found + xp.matmul(xl, xp.matrix_transpose(part))
+    return found + xp.matrix_transpose(found)
 
 
 def _mixed_apart(weights: Array, x: Array) -> Array:

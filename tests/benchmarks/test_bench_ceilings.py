@@ -72,7 +72,7 @@ def test_attention_is_bound_by_its_products(benchmark, judge):
     step, product = turns(lambda: gamp.step(problem, data, state), lambda: square @ square, rounds=3)
     rate = 2 * 1500**3 / product
     n, T, d = data.inputs.shape
-    part = 4 * n * T * d**2 / step / rate  # counted without the symmetry that one of the two products uses
+    part = 4 * n * T * d**2 / step / rate  # counted without the symmetry that both products use
     needed = gamp.plan(data).cost(problem, data).flops / step / rate
     found = {"part_of_dgemm": part, "needed_part": needed, "dgemm_gflops": rate / 1e9, "seconds": step}
     report(benchmark, lambda: None, **found)
