@@ -210,7 +210,7 @@ def _metric_panel(
     marks = threshold_marks(found, word)
     upright = {"algorithm": [name for _, name in marks], "alpha": [at for at, _ in marks]}
     series.append(Series("", upright, {**place, "what": "threshold"}, "upright"))
-    title = plan.label if component is None else f"{plan.label}, {word} {component}"
+    title = plan.label if component is None else f"{plan.label}, {word}\N{NO-BREAK SPACE}{component}"
     if sizes := sorted({row["dimension"] for row in rows}):
         title += f", {letter(problem.model)} = {' to '.join(map(str, sizes[:: len(sizes) - 1 or 1]))}"
     panel = Panel(title, "sample ratio α", about.label, series, plan.label, hard=found.get("hard_phase"))
