@@ -44,7 +44,7 @@ def second_moments(u, omega, v, skip):
     spread = v[last] + max(float((omega**2).mean()), 0.0)
     count = node_count(skip, layers, v[last] / spread, wanted_step(True, False), ACCURACY)
     reach = farthest_node(skip, last, ACCURACY)
-    tables = make_tables(float(skip), scales, None, 0.0, count, 0, reach, ACCURACY.table_points)
+    tables = make_tables(float(skip), scales, None, count, 0, reach, ACCURACY.table_points)
     ut = u / (1.0 + skip) ** last
     found = posterior_moments(tables, ut, ut[:, 0] - ut[:, 1], omega, float(v[last]), full=True)
     result = np.empty((len(u), layers, 2, 2))

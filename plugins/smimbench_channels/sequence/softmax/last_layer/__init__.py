@@ -32,7 +32,7 @@ from smimbench.interfaces import Host
 from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points
 from smimbench_channels.batches import blocks, joined
 from smimbench_channels.sequence.softmax.deep import mixing
-from smimbench_channels.sequence.softmax.last_layer.posterior import KnownLayer, Moments, compress, posterior_moments
+from smimbench_channels.sequence.softmax.last_layer.posterior import Moments, posterior_moments
 from smimbench_channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
     MOST_NODES,
@@ -112,23 +112,18 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: Accuracy = ACCURACY) -> Ho
     q, v, known, last = case.q, case.v, case.known, len(Q) - 1
     scales = tuple(math.sqrt(q[a] + v[a]) for a in range(last))
     # Rounded, so that the tables serve more than one overlap.
-    spread = accuracy.outer_spacing(v[known[0]]) if known else 0.0
+    outer = (known[0], *accuracy.outer_grid(v[known[0]])) if known else None
     step = wanted_step(case.blind, bool(known))
     count = node_count(skip, len(Q), v[last] / (q[last] + v[last]), step, accuracy)
     reach = farthest_node(skip, last, accuracy)
-    compressed: dict[int, KnownLayer] = {}
     samples, controls = [], []
     clipped = 0.0
     for scramble in range(accuracy.scrambles):
         copy = scramble % (1 if len(case.unknown) == 1 else 2)
-        tables = make_tables(
-            skip, scales, known[0] if known else None, spread, count, copy, reach, accuracy.table_points
-        )
+        tables = make_tables(skip, scales, outer, count, copy, reach, accuracy.table_points)
         clipped = max(clipped, tables.clipped)
         labels = draw_labels(case, scramble)
-        if known and copy not in compressed:
-            compressed[copy] = compress(tables, labels.omega[:512, known[0]], v[known[0]])
-        found = posterior_of_labels(case, tables, labels, compressed.get(copy))
+        found = posterior_of_labels(case, tables, labels)
         wanted, zeros = _averaged_columns(case, labels, found)
         samples.append(wanted)
         controls.append(zeros)
@@ -169,14 +164,12 @@ def draw_labels(case: _Case, scramble: int) -> Labels:
     )
 
 
-def posterior_of_labels(case: _Case, tables: Tables, labels: Labels, modes: KnownLayer | None) -> Moments:
+def posterior_of_labels(case: _Case, tables: Tables, labels: Labels) -> Moments:
     """Posterior moments of the labels, in blocks that fit the cache."""
     parts = []
     for rows in blocks(len(labels.ut), 512):
         ut, gap, omega = (array[rows] for array in labels)
-        known = None
-        if modes is not None:
-            known = modes, omega[:, case.known[0]], float(case.v[case.known[0]])
+        known = (omega[:, case.known[0]], float(case.v[case.known[0]])) if case.known else None
         parts.append(posterior_moments(tables, ut, gap, omega[:, -1], float(case.v[-1]), known, case.blind))
     return joined(parts)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smimbench.interfaces import Array, Host
-from smimbench_channels.sequence.softmax.last_layer.tables import Tables
+from smimbench_channels.sequence.softmax.last_layer.tables import Tables, outer_weights
 
 DARKEST = 60.0
 """Weights below ``exp(-DARKEST)`` of the largest possible one are 0. Doubled: the same, three times as slowly on some processors:
@@ -41,20 +41,19 @@ def posterior_moments(
     gap: Host,
     omega: Host,
     v: float,
-    known: tuple[KnownLayer, Host, float] | None = None,
+    known: tuple[Host, float] | None = None,
     full: bool = False,
 ) -> Moments:
     """Posterior moments of the samples ``ut`` (n, 2), with ``gap = ut_1 - ut_2`` given apart for its digits.
 
-    ``omega`` (n, 2) and ``v`` belong to the last layer, ``known`` brings the layer on the outer grid with its own.
+    ``omega`` (n, 2) and ``v`` belong to the last layer, ``known`` has those of the layer on the outer grid.
     """
     n, count = len(ut), len(tables.nodes)
     kind = np.float32  # all terms are positive: changes of 1e-6, a third of the time
-    if known is None:
-        stack, amount = tables.sums.astype(kind), np.ones((n, 1), kind)
-    else:
-        rho = [weight @ known[0].modes.T for weight in _weights_of_known_layer(tables, *known[1:])]
-        stack, amount = known[0].sums, rho[0].astype(kind)
+    stack, amount = tables.sums.astype(kind, copy=False), np.ones((n, 1), kind)
+    if known is not None:
+        rho = [weight @ tables.modes.T for weight in outer_weights(tables.outer, tables.share, *known)]
+        amount = rho[0].astype(kind)
     forward = stack.reshape(-1, stack.shape[2])
     backward = np.ascontiguousarray(stack[:, :, :count].transpose(2, 0, 1).reshape(count, -1))
     blocks, per_mode = np.zeros((n, stack.shape[2] // count)), np.zeros((n, len(stack)))
@@ -96,7 +95,7 @@ def posterior_moments(
     if full:
         found = found._replace(product=v * product / mass, fourth=v * v * fourth / mass)
     if known is not None:
-        centre = known[1]
+        centre = known[0]
         mean = np.stack([(rho[k] * per_mode).sum(1) for k in (1, 2)], axis=-1) / over
         known_square = (rho[3] * per_mode).sum(1) / mass + ((centre - 2 * mean) * centre).sum(1)
         found = found._replace(known_shift=mean - centre, known_square=known_square)
@@ -112,35 +111,3 @@ def _gaussian(square: Host) -> Host:
 def _times_factor(amount: Host, factor: Host) -> Host:
     """Products (n, K N) of mode amplitudes (n, K) with a factor (n, N)."""
     return (amount[:, :, None] * factor[:, None, :]).reshape(len(factor), -1)
-
-
-class KnownLayer(NamedTuple):
-    """The known layer on the outer grid for one (Q, V): modes of its weights, and tables summed over each mode.
-
-    The weight of an outer node, and its products with the node's coordinates and squared length, are linear combinations of
-    few modes: far fewer bilinear forms than nodes are needed.
-    """
-
-    modes: Host
-    sums: Host
-
-
-def _weights_of_known_layer(tables: Tables, omega: Host, w: float) -> list[Host]:
-    """Weights (n, K) of the outer nodes for the moments 1, both coordinates and squared length of the known layer."""
-    z = tables.outer
-    # The nodes stand on a square grid: a Gaussian factor for each of its coordinates.
-    places, index = np.unique(np.concatenate([z, -z]), return_inverse=True)
-    first, second = (np.exp(-0.5 / w * (places - omega[:, m : m + 1]) ** 2) for m in (0, 1))
-    plus, minus = (
-        tables.share * first[:, part[:, 0]] * second[:, part[:, 1]] for part in np.split(index.reshape(-1, 2), 2)
-    )
-    even, odd = plus + minus, plus - minus
-    return [even, odd * z[:, 0], odd * z[:, 1], even * (z * z).sum(1)]
-
-
-def compress(tables: Tables, omega: Host, w: float) -> KnownLayer:
-    """Compress the weights of samples like ``omega`` (n, 2) to modes, without relative singular values below 2e-4."""
-    stack = np.concatenate(_weights_of_known_layer(tables, omega, w))
-    square, modes = np.linalg.eigh(stack.T @ stack)
-    modes = modes[:, square > 2e-4**2 * square[-1]].T
-    return KnownLayer(modes, np.tensordot(modes.astype(np.float32), tables.sums, 1))
