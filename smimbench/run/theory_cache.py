@@ -37,7 +37,7 @@ T = TypeVar("T")
 Ratio = float | tuple[float, ...] | None
 """Sample ratio of an answer; those of a whole curve; None for thresholds."""
 
-THEORY_VERSION = 21
+THEORY_VERSION = 22
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
 OWN_VERSION = 4
 """Raised when what theory says of shipped algorithms themselves changes, and their estimates do not: only these answers are then

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import SequenceSoftmax
+from smimbench_channels.sequence.softmax import SequenceSoftmax, deep
 from smimbench_channels.sequence.softmax import information as over_labels
-from smimbench_channels.sequence.softmax.network import Network
+from smimbench_channels.sequence.softmax.network import Network, output
 
 from smimbench.backend.arrays import to_host
 from smimbench.derive import label_means
@@ -40,17 +40,31 @@ def test_labels_of_two_layers_are_as_many_as_their_error_takes():
 
 def test_scrambles_of_sampled_posteriors_share_no_points(monkeypatch):
     # labels of one call share the points of their posteriors: the spread of scrambles shows that error if theirs are others
-    seeds, integrate = [], over_labels.integrate
+    seeds, integrate = [], deep.integrate
 
     def watched(*args, seed, **options):
         seeds.append(seed)
         return integrate(*args, seed=seed, **options)
 
-    monkeypatch.setattr(over_labels, "integrate", watched)
+    monkeypatch.setattr(deep, "integrate", watched)
     Q, V = diagonal(0.3, 0.5, 0.8)
-    first = [over_labels._draw(Network(3, 2, 1.0), Q, V, 16, scramble).means for scramble in range(4)]
-    assert len(set(seeds)) == 8
-    assert all(np.any(one != two) for one, two in first)
+    means = [over_labels._draw(Network(3, 2, 1.0), Q, V, 16, scramble).means for scramble in range(4)]
+    assert len(set(seeds)) == 4
+    assert all(np.any(one != two) for one, two in means)
+
+
+def test_runs_of_a_sampled_posterior_have_independent_errors():
+    # they share their Gaussians, not their points: the mean product of their errors is far below the mean square
+    z = np.random.default_rng(3).standard_normal((200, 3, 2))
+    V = np.diag([0.6, 0.7, 0.01])
+    omega = z - np.sqrt(np.diagonal(V))[:, None] * np.random.default_rng(4).standard_normal(z.shape)
+    u = output(z, 1.0)
+    (exact,) = deep.integrate(u, omega, V, 1.0, 0.0, 1 << 14, seed=9)
+    one, two = (
+        (run.shift - exact.shift) / np.sqrt(np.diagonal(V))[:, None]
+        for run in deep.integrate(u, omega, V, 1.0, 0.0, 1024, runs=2)
+    )
+    assert abs((one * two).mean()) < 0.25 * np.sqrt((one**2).mean() * (two**2).mean())
 
 
 def test_error_is_honest():

@@ -96,7 +96,7 @@ def test_sampling_agrees_with_quadrature(skip):
         omega, z = draw(rng, 40, V)
         u = outputs(z, skip)
         exact = two_layers.integrate(u, omega, V, skip, 1e-8, True)
-        found = deep.integrate(u, omega, V, skip, 1e-5, 4096, True)
+        (found,) = deep.integrate(u, omega, V, skip, 1e-5, 4096, True)
         error = np.sqrt(np.mean((found.shift - exact.shift) ** 2 / np.diag(V)[:, None], axis=(1, 2)))
         assert np.sqrt(np.mean(error**2)) < 2.0 * np.sqrt(np.mean(found.error**2))
         assert np.max(error / found.error) < 8.0
@@ -118,7 +118,7 @@ def test_nearly_singular_attention_agrees_with_tables(skip):
     expected = last_layer.posterior_of_labels(case, made, labels)
     omega = labels.omega
     scale = (1.0 + skip) ** 2
-    found = deep.integrate(scale * labels.ut, omega, np.diag(1.0 - q), skip, 1e-5, 2048, gap=scale * labels.gap)
+    (found,) = deep.integrate(scale * labels.ut, omega, np.diag(1.0 - q), skip, 1e-5, 2048, gap=scale * labels.gap)
     off = np.sqrt(((found.shift[:, -1] - expected.shift) ** 2).mean(1) / (1.0 - q[-1]))
     assert np.sqrt((off**2).mean()) < 0.12
     assert np.sqrt(((off / found.error) ** 2).mean()) < 1.5
@@ -198,7 +198,7 @@ def test_reported_error_of_sampling(tokens, variances):
 def test_modest_accuracy_costs_fewer_points(rng):
     V = np.diag((0.3, 0.2, 0.1))
     omega, z = draw(rng, 20, V)
-    rough, fine = (deep.integrate(outputs(z, 1.0), omega, V, 1.0, accuracy, 1 << 13) for accuracy in (0.05, 1e-5))
+    rough, fine = (deep.integrate(outputs(z, 1.0), omega, V, 1.0, accuracy, 1 << 13)[0] for accuracy in (0.05, 1e-5))
     left = rough.error > 1.5 * fine.error
     assert left.any()
     assert rough.error[left].max() < 0.05

@@ -18,8 +18,7 @@ from smimbench.derive import LabelMeans, Labels, label_means, without_overlap
 from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
 from smimbench_channels.batches import on_host, uncertain_like
-from smimbench_channels.sequence.softmax import last_layer
-from smimbench_channels.sequence.softmax.deep import output_gap
+from smimbench_channels.sequence.softmax import deep, last_layer
 from smimbench_channels.sequence.softmax.last_layer.tables import ACCURACY as TABLES
 from smimbench_channels.sequence.softmax.network import Network, output
 from smimbench_channels.sequence.softmax.posterior import integrate, is_exact
@@ -32,7 +31,7 @@ unevenness of that choice; twice the time where an overlap is small, and an erro
 WANTED = 7e-4
 """Relative error of the information for which labels are drawn where the posterior is exact. Doubled: a third of the labels."""
 ACCURACY = 2e-3
-"""Relative error of the posterior of a label. Doubled: a tenth less time, values that are 1e-4 higher, a sixth of the noise."""
+"""Relative error of the posterior of a label where it is exact. Doubled: a tenth less time, values that are 1e-4 higher."""
 POINTS = 1024
 """Points of a posterior that is sampled, in each of two runs. Halved: two thirds of the time, but missed modes make the
 information 1.5% too small, and susceptibilities 4%."""
@@ -94,13 +93,13 @@ def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Lab
     root = symmetric_root(V)
     omega = symmetric_root(Q) @ white
     z = omega + root @ truth
-    u, gap = output(z, network.skip), output_gap(z, network.skip) if tokens == 2 else None
+    u, gap = output(z, network.skip), deep.output_gap(z, network.skip) if tokens == 2 else None
     free, exact = without_overlap(Q), is_exact(network)
-    # Labels of one call share the points of their posteriors, and so part of their error: every scramble has points of its own.
-    runs = [
-        integrate(network, u, omega, V, accuracy=ACCURACY, points=POINTS, full=bool(free), seed=seed, gap=gap)
-        for seed in ((0,) if exact else (2 * scramble, 2 * scramble + 1))
-    ]
+    if exact:
+        runs = [integrate(network, u, omega, V, accuracy=ACCURACY, points=0, full=bool(free))]
+    else:
+        # Labels of one call share the points of their posteriors, and part of their error: every scramble has points of its own.
+        runs = deep.integrate(u, omega, V, network.skip, 0.0, POINTS, bool(free), seed=scramble, gap=gap, runs=2)
     inverse = np.linalg.inv(root)
     shifts = [inverse @ run.shift for run in runs]
     second, responses = runs[0].second, None

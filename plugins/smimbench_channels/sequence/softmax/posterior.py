@@ -28,7 +28,6 @@ def integrate(
     points: int,
     full: bool = False,
     seed: int = 0,
-    gap: Array | None = None,
 ) -> Moments:
     """Posterior moments given outputs ``u``, by quadrature where it is exact, else by importance sampling.
 
@@ -36,10 +35,7 @@ def integrate(
     both in float64; ``V`` (L, L) is positive definite, on the host. ``accuracy`` is the target for the relative error of every
     sample, or where ``points`` per sample are sampled the error at which few of them suffice. ``full`` asks for the whole second
     moment instead of its traces over tokens; another ``seed`` gives independent results where points are sampled.
-
-    ``gap`` (n,) is ``u_1 - u_2`` of two tokens where it is known better than the difference of their ``u``: deep attention
-    without a skip connection makes tokens alike.
     """
     if is_exact(network):
         return two_layers.integrate(u, omega, V, network.skip, accuracy, full)
-    return deep.integrate(u, omega, V, network.skip, accuracy, points, full, seed, gap)
+    return deep.integrate(u, omega, V, network.skip, accuracy, points, full, seed)[0]

@@ -42,14 +42,17 @@ def integrate(
     full: bool = False,
     seed: int = 0,
     gap: Array | None = None,
-) -> Moments:
-    """Posterior moments and partition function for any number of layers, and two or three tokens.
+    runs: int = 1,
+) -> list[Moments]:
+    """Posterior moments and partition function for any number of layers, and two or three tokens, from independent ``runs``.
 
     The parameters are those of ``softmax.posterior.integrate``, for two or three tokens and ``V`` with L >= 2. Samples whose
     error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted over all scrambles and
-    rounded down to a power of 2. ``gap`` (n,) is the difference of the two tokens' ``u`` where it is known better than by
-    subtraction. The ``error`` is 1.5 times a standard error over the scrambles, with the share of the heaviest point.
-    It is computed on the host.
+    rounded down to a power of 2. ``gap`` (n,) is ``u_1 - u_2`` of two tokens where it is known better than the difference of
+    their ``u``: deep attention without a skip connection makes tokens alike. The ``error`` is 1.5 times a standard error over
+    the scrambles, with the share of the heaviest point. It is computed on the host.
+
+    All runs sample the same Gaussians, with points of their own: given these, their errors are independent.
     """
     from smimbench_channels.sequence.softmax.deep.kernel import SCRAMBLES, integrate_samples
     from smimbench_channels.sequence.softmax.deep.points import Law
@@ -67,46 +70,54 @@ def integrate(
     noise = float(V[-1, -1] - slopes @ mixed)
     precision = np.diag(1.0 / np.diagonal(V)) if is_diagonal(V) else np.linalg.inv(V)
     law = Law(tokens, float(skip), np.linalg.cholesky(V[:-1, :-1]), slopes, noise, precision, np.array(np.diagonal(V)))
-    found = np.empty((n, 3 + layers * tokens + (layers * tokens if full else layers) ** 2))
+    found = np.empty((n, runs, 3 + layers * tokens + (layers * tokens if full else layers) ** 2))
     # One layout only: each further one would be compiled again.
     arrays = [np.require(array, np.float64, ["C", "W"]) for array in (outputs, to_host(omega))]
-    integrate_samples(*arrays, law, float(accuracy), _sets(layers, tokens, first, each, SCRAMBLES, seed), full, found)
-    level, mass, error = found[:, :3].T
+    integrate_samples(
+        *arrays, law, float(accuracy), _sets(layers, tokens, first, each, SCRAMBLES, seed, runs), full, found
+    )
     constant = 0.5 * tokens * math.log(2.0 * math.pi * noise)
     if tokens == 2:  # the kernel divides B by (1 + c)^(L - 1)
         constant += 2.0 * (layers - 1) * math.log1p(skip)
-    moments = moments_of_means(mass, level, constant, found[:, 3:].T, error, omega.shape)
-    return Moments(*(array_like(values, u) for values in moments))
+    every = []
+    for level, mass, error, *means in found.transpose(1, 2, 0):
+        moments = moments_of_means(mass, level, constant, np.stack(means), error, omega.shape)
+        every.append(Moments(*(array_like(values, u) for values in moments)))
+    return every
 
 
 @lru_cache(maxsize=64)
-def _sets(layers: int, tokens: int, first: int, last: int, scrambles: int, seed: int) -> Any:
+def _sets(layers: int, tokens: int, first: int, last: int, scrambles: int, seed: int, runs: int) -> Any:
     """Points and their numbers for ``kernel.integrate_samples``, ``first`` and ``last`` of a scramble in its two estimates.
 
-    Rows are normal numbers for all coordinates and residuals, uniform ones for all layers but the last, and Gumbel's noise.
+    The first axis counts ``runs``. Rows are normal numbers for all coordinates and residuals, uniform ones for all layers but the
+    last, and Gumbel's noise.
     """
     size = (layers - 1) * tokens
 
     def drawn(
-        kind: int, count: int, shares: tuple[int, int, int], copies: int
+        kind: int, count: int, shares: tuple[int, int, int], copies: int, runs: int
     ) -> tuple[tuple[Host, ...], tuple[int, ...]]:
         from scipy.special import ndtr
 
-        shape = size + tokens + layers, count, copies
-        numbers = normal_scrambles(*shape, "deep attention", seed, kind).reshape(copies, count, -1)
+        shape = size + tokens + layers, count, runs * copies
+        numbers = normal_scrambles(*shape, "deep attention", seed, kind).reshape(runs, copies, count, -1)
         numbers[..., size + tokens :] = np.clip(ndtr(numbers[..., size + tokens :]), 1e-16, 1.0 - 1e-16)
         numbers[..., -1] = -np.log(-np.log(numbers[..., -1]))
         sizes = tuple(share * count // 8 for share in shares)
-        parts = np.split(numbers, np.cumsum(sizes), axis=1)[:3]
-        return tuple(np.ascontiguousarray(part.reshape(-1, shape[0]).T) for part in parts), sizes
+        parts = (
+            part.reshape(runs, -1, shape[0]).transpose(0, 2, 1)
+            for part in np.split(numbers, np.cumsum(sizes), axis=2)[:3]
+        )
+        return tuple(map(np.ascontiguousarray, parts)), sizes
 
     # of the prior, the Gaussians and the gaps
     shares, pilot = ((2, 4, 2), (4, 0, 4)) if tokens == 2 else ((4, 4, 0), (8, 0, 0))
     return (
-        drawn(0, 2 * PILOT, pilot, 1),
-        drawn(1, last, shares, 1),
-        drawn(2, first, shares, scrambles),
-        drawn(3, last, shares, scrambles),
+        drawn(0, 2 * PILOT, pilot, 1, 1),
+        drawn(1, last, shares, 1, 1),
+        drawn(2, first, shares, scrambles, runs),
+        drawn(3, last, shares, scrambles, runs),
     )
 
 

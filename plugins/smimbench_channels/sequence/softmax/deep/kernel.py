@@ -58,10 +58,10 @@ def _explore(t, sample, law, gaussians, points, sizes, seeds):
     for k in range(CENTERS):
         seeds[k, 0] = lowest
     for component in range(3):
-        noise = points[component][size + law.tokens + law.root.shape[0]]
+        noise = points[component][0, size + law.tokens + law.root.shape[0]]
         for begin in range(0, len(noise), WIDTH):
             n = min(WIDTH, len(noise) - begin)
-            draw(t, component, begin, n, sample, law, gaussians, points[component], sizes)
+            draw(t, component, begin, n, sample, law, gaussians, points[component][0], sizes)
             for j in range(n):
                 # where every weight is zero any center is as good as another
                 height = 0.5 * max(t[WEIGHT, j], -1e300) + noise[begin + j]
@@ -287,32 +287,46 @@ def _estimate(t, sample, law, gaussians, points, sizes, full, sums, found):
     return effective
 
 
+@jit
+def _runs(t, sample, law, gaussians, points, full, sums, found):
+    # Independent estimates into the rows of ``found``; the least of their effective numbers of points.
+    least = math.inf
+    for run in range(len(found)):
+        own = points[0][0][run], points[0][1][run], points[0][2][run]
+        least = min(least, _estimate(t, sample, law, gaussians, own, points[1], full, sums, found[run]))
+    return least
+
+
 @compiled
 def integrate_samples(u, omega, law, accuracy, sets, full, found):
     """Posterior moments of samples, one by one.
 
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``sets`` are four pairs,
     of points for each component and their number in a scramble: pilot, improvement, first and last estimate; ``found``
-    (n, 3 + K) gets level, mass, error and K means.
+    (n, R, 3 + K) gets level, mass, error and K means from R runs of estimates, each with its own points and the same Gaussians.
     """
     pilot, improvement, first, last = sets
     t, gaussians, seeds = np.zeros((ROWS, STRIDE)), np.zeros((CENTERS, 8, 9)), np.zeros((CENTERS, 8))
-    sums, other = np.zeros((found.shape[1] - 1, SCRAMBLES)), np.zeros(found.shape[1])
+    sums, other = np.zeros((found.shape[2] - 1, SCRAMBLES)), np.zeros(found.shape[1:])
     for row in range(len(u)):
         sample = u[row], omega[row]
         _explore(t, sample, law, gaussians, pilot[0], pilot[1], seeds)
-        effective = _estimate(t, sample, law, gaussians, first[0], first[1], full, sums, found[row])
+        effective = _runs(t, sample, law, gaussians, first, full, sums, found[row])
         # Then with all points where accuracy asks for it, and twice again from what the mixture found where few points count.
         for stage in range(3):
-            if effective >= FEW if stage else first[1] == last[1] or found[row, 2] <= accuracy:
+            worst = 0.0
+            for run in range(len(other)):
+                worst = max(worst, found[row, run, 2])
+            if effective >= FEW if stage else first[1] == last[1] or worst <= accuracy:
                 continue
             if stage:
                 _explore(t, sample, law, gaussians, improvement[0], improvement[1], seeds)
-            again = _estimate(t, sample, law, gaussians, last[0], last[1], full, sums, other)
+            again = _runs(t, sample, law, gaussians, last, full, sums, other)
             if again > effective:
                 effective = again
-                for k in range(len(other)):
-                    found[row, k] = other[k]
+                for run in range(len(other)):
+                    for k in range(other.shape[1]):
+                        found[row, run, k] = other[run, k]
 
 
 @compiled

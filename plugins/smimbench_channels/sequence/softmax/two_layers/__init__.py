@@ -144,7 +144,7 @@ def _integrate_far_labels(u: Host, omega: Host, energy: Host, rule: Rule, half_s
         wide = replace(rule, points=_even(rule.points * math.sqrt(1.0 + float(np.max(depth)) / half_square)))
         parts.append((near, _integrate_box(u[near], omega[near], wide, depth + cut + 3.0, depth)[0]))
     if not near.all():
-        parts.append((~near, deep.integrate(u[~near], omega[~near], V, rule.skip, 0.1, 2048, rule.full)))
+        parts.append((~near, deep.integrate(u[~near], omega[~near], V, rule.skip, 0.1, 2048, rule.full)[0]))
     rescued = [np.empty((len(u), *values.shape[1:])) for values in parts[0][1]]
     for mask, part in parts:
         for whole, values in zip(rescued, part):
