@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host, Posterior
     from smimbench.problem.problem import Problem
 
-RESOLVE, SECONDS = 0.02, 30.0
+RESOLVE, SECONDS = 0.02, 10.0
 """Relative deviation of the error that every point should exclude, and the time that its draws may take. Half the deviation takes
 four times the draws."""
 FEWEST, MOST = 5_000, 1_000_000
