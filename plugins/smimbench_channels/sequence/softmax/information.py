@@ -99,7 +99,9 @@ def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Lab
         runs = [integrate(network, u, omega, V, accuracy=ACCURACY, points=0, full=bool(free))]
     else:
         # Labels of one call share the points of their posteriors, and part of their error: every scramble has points of its own.
-        runs = deep.integrate(u, omega, V, network.skip, 0.0, POINTS, bool(free), seed=scramble, gap=gap, runs=2)
+        runs = deep.integrate(
+            u, omega, V, network.skip, 0.0, POINTS, bool(free) or None, seed=scramble, gap=gap, runs=2
+        )
     inverse = np.linalg.inv(root)
     shifts = [inverse @ run.shift for run in runs]
     second, responses = runs[0].second, None

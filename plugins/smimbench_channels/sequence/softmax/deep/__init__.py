@@ -39,7 +39,7 @@ def integrate(
     skip: float,
     accuracy: float,
     points: int,
-    full: bool = False,
+    full: bool | None = False,
     seed: int = 0,
     gap: Array | None = None,
     runs: int = 1,
@@ -52,7 +52,8 @@ def integrate(
     their ``u``: deep attention without a skip connection makes tokens alike. The ``error`` is 1.5 times a standard error over
     the scrambles, with the share of the heaviest point. It is computed on the host.
 
-    All runs sample the same Gaussians, with points of their own: given these, their errors are independent.
+    All runs sample the same Gaussians, with points of their own: given these, their errors are independent. ``full`` None leaves
+    out second moments.
     """
     from smimbench_channels.sequence.softmax.deep.kernel import SCRAMBLES, integrate_samples
     from smimbench_channels.sequence.softmax.deep.points import Law
@@ -68,14 +69,17 @@ def integrate(
     mixed = V[:-1, -1]
     slopes = np.linalg.solve(V[:-1, :-1], mixed)
     noise = float(V[-1, -1] - slopes @ mixed)
-    precision = np.diag(1.0 / np.diagonal(V)) if is_diagonal(V) else np.linalg.inv(V)
-    law = Law(tokens, float(skip), np.linalg.cholesky(V[:-1, :-1]), slopes, noise, precision, np.array(np.diagonal(V)))
-    found = np.empty((n, runs, 3 + layers * tokens + (layers * tokens if full else layers) ** 2))
+    diagonal = is_diagonal(V)
+    precision = np.diag(1.0 / np.diagonal(V)) if diagonal else np.linalg.inv(V)
+    law = Law(
+        tokens, float(skip), np.linalg.cholesky(V[:-1, :-1]), slopes, noise, precision, diagonal, np.diagonal(V).copy()
+    )
+    rank = 0 if full is None else layers * tokens if full else layers
+    found = np.empty((n, runs, 3 + layers * tokens + rank**2))
     # One layout only: each further one would be compiled again.
     arrays = [np.require(array, np.float64, ["C", "W"]) for array in (outputs, to_host(omega))]
-    integrate_samples(
-        *arrays, law, float(accuracy), _sets(layers, tokens, first, each, SCRAMBLES, seed, runs), full, found
-    )
+    sets = _sets(layers, tokens, first, each, SCRAMBLES, seed, runs)
+    integrate_samples(*arrays, law, float(accuracy), sets, bool(full), found)
     constant = 0.5 * tokens * math.log(2.0 * math.pi * noise)
     if tokens == 2:  # the kernel divides B by (1 + c)^(L - 1)
         constant += 2.0 * (layers - 1) * math.log1p(skip)

@@ -153,6 +153,17 @@ def _flip(t, n, omega, law):
     # signs, so only the Gaussian law tells them apart, and they are summed out exactly.
     layers, tokens = omega.shape
     top, total, codes = t[TOP], t[ONE], 1 << layers
+    if law.diagonal:  # each layer's sign by itself
+        for a in range(layers):
+            own, pair = t[FLIPPED + a], t[PAIRS + a * layers + a]
+            fill(top, n, 0.0)
+            for m in range(tokens):
+                add(top, t[Z + a * tokens + m], n, 2.0 * law.precision[a, a] * omega[a, m])
+            for j in range(n):
+                other = bounded_exp(top[j])
+                own[j] = 1.0 / (1.0 + other)
+                pair[j] = other * own[j] * own[j]
+        return
     fill(top, n, 0.0)
     fill(total, n, 0.0)
     for code in range(codes):
@@ -199,7 +210,7 @@ def _add_sums(one, two, begin, n, each, sums):
 
 @jit
 def _accumulate(t, begin, n, each, omega, law, full, sums):
-    # sums (K, scrambles) of the weight, of its square, of the shift, and of the second moment or its traces over tokens
+    # sums (K, scrambles) of the weight, its square, the shift and, if wanted, the second moment or its traces over tokens
     layers, tokens = omega.shape
     size, weight, spare, ones = layers * tokens, t[WEIGHT], t[TWO], t[ONE]
     _flip(t, n, omega, law)
@@ -221,16 +232,16 @@ def _accumulate(t, begin, n, each, omega, law, full, sums):
             shift[j] = dz[j] - 2.0 * flipped[j] * z[j]
             weighted[j] = shift[j] * weight[j]
         _add_sums(weighted, ones, begin, n, each, sums[2 + k])
-        for i in range(k + 1):
+        for i in range(k + 1 if len(sums) > 2 + size else 0):
             b = i // tokens
             if full or k % tokens == i % tokens:
                 column = sums[2 + size + (k * rank + i if full else a * rank + b)]
                 _add_sums(weighted, t[SHIFT + i], begin, n, each, column)
-                # what the signs' own scatter adds
-                pair = t[PAIRS + a * layers + b]
-                for j in range(n):
-                    spare[j] = 4.0 * weight[j] * pair[j] * z[j]
-                _add_sums(spare, t[Z + i], begin, n, each, column)
+                if a == b or not law.diagonal:  # what the signs' own scatter adds
+                    pair = t[PAIRS + a * layers + b]
+                    for j in range(n):
+                        spare[j] = 4.0 * weight[j] * pair[j] * z[j]
+                    _add_sums(spare, t[Z + i], begin, n, each, column)
 
 
 @jit
@@ -238,7 +249,8 @@ def _estimate(t, sample, law, gaussians, points, sizes, full, sums, found):
     # Level, mass, error and means from all scrambles into ``found``. Returns the effective number of points.
     omega, level, weight = sample[1], -1e300, t[WEIGHT]
     layers, tokens = omega.shape
-    size, rank, columns = layers * tokens, layers * tokens if full else layers, len(sums)
+    size, columns = layers * tokens, len(sums)
+    rank = 0 if columns == 2 + size else size if full else layers
     for k in range(columns):
         fill(sums[k], SCRAMBLES, 0.0)
     for component in range(3):
@@ -304,6 +316,7 @@ def integrate_samples(u, omega, law, accuracy, sets, full, found):
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``sets`` are four pairs,
     of points for each component and their number in a scramble: pilot, improvement, first and last estimate; ``found``
     (n, R, 3 + K) gets level, mass, error and K means from R runs of estimates, each with its own points and the same Gaussians.
+    The means are first moments, alone or followed by second ones, ``full`` or traces.
     """
     pilot, improvement, first, last = sets
     t, gaussians, seeds = np.zeros((ROWS, STRIDE)), np.zeros((CENTERS, 8, 9)), np.zeros((CENTERS, 8))

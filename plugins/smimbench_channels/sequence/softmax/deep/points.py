@@ -48,6 +48,7 @@ class Law(NamedTuple):
     slopes: Host  # (1, L - 1): E[dz_L | dw] = sum_l slopes_l dw_l
     noise: float  # conditional variance of z_L
     precision: Host  # V^{-1}
+    diagonal: bool  # whether V is
     variances: Host  # diag V
 
 
@@ -284,7 +285,7 @@ def _log_gaps(t, n, sample, law):
 
 
 @jit
-def _log_gaussian(t, n, gaussian, row, size):
+def _log_gaussian(t, n, gaussian, row, size, tokens):
     energy, one, two, three = row, t[SPARE], t[SPARE + 1], t[SPARE + 2]
     for j in range(n):
         energy[j] = one[j] = two[j] = three[j] = 0.0
@@ -295,7 +296,8 @@ def _log_gaussian(t, n, gaussian, row, size):
             energy[j] += x * x
             one[j] += a * x
             two[j] += b * x
-            three[j] += c * x
+        for j in range(n if tokens == 3 else 0):
+            three[j] += c * (xi[j] - middle)
     constant, factor = gaussian[0, size] - size * math.log(SPREAD), 0.5 / SPREAD**2
     for j in range(n):
         energy[j] = constant - factor * (energy[j] + one[j] * one[j] + two[j] * two[j] + three[j] * three[j])
@@ -330,7 +332,7 @@ def draw(t, component, begin, n, sample, law, gaussians, points, sizes):
     many = CENTERS if sizes[1] else 0
     for k in range(many):
         row = t[NORMAL + k]
-        _log_gaussian(t, n, gaussians[k], row, size)
+        _log_gaussian(t, n, gaussians[k], row, size, tokens)
         for j in range(n):
             top[j] = max(top[j], row[j])
     prior, each, gaps = sizes[0] * share, sizes[1] * share / CENTERS, sizes[2] * share
