@@ -35,7 +35,7 @@ class Accuracy:
     # Largest spacing of the outer grid over ``V^{1/2}`` of the known layer. Doubled: a quarter of the tables, errors of 1e-3.
     outer_step: float = 0.3
     # Outer grids for V between one and twice as large. Doubled: wider spacings, fewer modes, and more tables along a curve.
-    spread_steps: int = 2
+    spread_steps: int = 4
     # Labels of each scramble. Doubled: twice the time, ``1 / sqrt(2)`` of the standard error or less.
     labels: int = 2**12
     # The same with a known layer before the last.
@@ -47,9 +47,7 @@ class Accuracy:
         """Copy of these settings for another total number of labels; few labels get a coarser outer grid (error 1e-3)."""
         each = max(16, labels // self.scrambles)
         found = replace(self, labels=each, outer_labels=each)
-        return (
-            found if 4 * each > self.outer_labels else replace(found, outer_step=1.5 * self.outer_step, spread_steps=1)
-        )
+        return found if 4 * each > self.outer_labels else replace(found, outer_step=1.5 * self.outer_step)
 
     def outer_grid(self, v: float) -> tuple[float, float]:
         """Spacing of the outer grid for a known layer of variance v, and the least variance for which it serves."""
@@ -89,7 +87,7 @@ class Tables:
     clipped: float
 
 
-@lru_cache(maxsize=8)  # those of four layers take 10 MB each
+@lru_cache(maxsize=4)  # those of four layers take 7 to 40 MB each
 def make_tables(
     skip: float,
     scales: tuple[float, ...],
