@@ -175,14 +175,14 @@ class ProblemTable(Items):
 class Range(Table):
     """``{ low = 0.01, high = 3.0, log = true }``: the numbers between two ends."""
 
-    low: int | float = Field(description="The lower end.")
-    high: int | float = Field(description="The upper end.")
+    low: float | int = Field(description="The lower end.")
+    high: float | int = Field(description="The upper end.")
     log: bool = Field(default=False, description="Spread the trials evenly in the logarithm.")
 
     @pydantic.model_validator(mode="after")
     def _in_order(self) -> Range:
         if not -LARGEST <= self.low < self.high <= LARGEST:
-            raise ValueError(f"low must be less than high, got {self.low:g} and {self.high:g}")
+            raise ValueError(f"low must be less than high, and both finite, got {self.low:g} and {self.high:g}")
         if self.log and self.low <= 0:
             raise ValueError(f"low must be > 0 where log is true, got {self.low:g}")
         return self
