@@ -33,8 +33,9 @@ logarithmic is our choice.
 A point is inside if ours and the published one differ by less than the stated band of the curve, plus the published spread
 over runs, plus twice our own error. One outside is explained where [corrections](corrections.md) says why the published value
 is wrong. `--quick` takes fewer seeds and points and smaller sizes; runs at another size than the paper's are off by their
-finite size, too. Look at what was allowed: two seeds and a wide published spread agree with much. The known correction of hardmax
-holds for whole curves; that it is the reason, and not a mistake of ours, is checked apart, with their formula put in for ours.
+finite size, too. Figures of one problem share stored theory: the second one takes less. Look at what was allowed: two seeds
+and a wide published spread agree with much. The known correction of hardmax holds for whole curves; that it is the reason,
+and not a mistake of ours, is checked apart, with their formula put in for ours.
 
 """
 
