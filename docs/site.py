@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from board import page as board
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
@@ -93,7 +94,13 @@ def gallery() -> str:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages, and the figures of the gallery."""
-    pages = {"command-line.md": COMMAND_LINE, "python.md": PYTHON, "suites.md": suites(), "gallery.md": gallery()}
+    pages = {
+        "command-line.md": COMMAND_LINE,
+        "python.md": PYTHON,
+        "suites.md": suites(),
+        "gallery.md": gallery(),
+        "board.md": board(),
+    }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     for figure in sorted(REFERENCE.glob("*.svg")):

@@ -156,7 +156,8 @@ def verify_packed(
         found["rows"].add(_lines(path, row, differences({key: row[key] for key in new}, new, 1e-12)))
     if theory:
         found["rows of theory solved again"] = _theory(path, rows, suite, here=here)
-    found["cells run again"] = _rerun(path, rows, suite, 0.0 if here else ELSEWHERE, cells, seed)
+    tolerance = 0.0 if here else ELSEWHERE
+    found["cells run again"] = _rerun(path, rows, suite, tolerance, cells, seed, complete="by" in shared)
     return found
 
 
@@ -192,9 +193,9 @@ def _theory(path: Path, rows: Sequence[JsonObject], suite: Suite, *, here: bool)
 
 
 def _rerun(
-    path: Path, rows: Sequence[JsonObject], suite: Suite, tolerance: float, count: int, seed: int
+    path: Path, rows: Sequence[JsonObject], suite: Suite, tolerance: float, count: int, seed: int, *, complete: bool
 ) -> Verification:
-    """So many of the packed cells, drawn at random, run again."""
+    """So many of the packed cells, drawn at random, run again; of a ``complete`` suite those that gave no value, too."""
     found = Verification()
     untroubled = (row for row in rows if row["backend"] == "numpy" and "timeout" not in row["status_counts"])
     places = grouped(untroubled, lambda r: (r["problem"], r["algorithm"], r["nominal_alpha"], r["dimension"]))
@@ -202,14 +203,14 @@ def _rerun(
         (cell, f"{cell.seed}/{cell.replicate}", members)
         for cell in (suite.cells("numpy") if places else ())
         for members in (places.get((cell.problem_label, cell.algorithm_label, cell.alpha, cell.dimension), []),)
-        if any(f"{cell.seed}/{cell.replicate}" in row["values"] for row in members[:1])
+        if (members if complete else any(f"{cell.seed}/{cell.replicate}" in row["values"] for row in members[:1]))
     ]
     chosen = {known[i][0].key: known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]}
     for cell, record in untimed([cell for cell, *_ in chosen.values()], 1):
         _, name, members = chosen[cell.key]
-        lines = []
+        lines, metrics = [], {} if record["status"] == "diverged" else record["metrics"]
         for row in members:
-            new = dict(enumerate(record["metrics"].get(row["metric"], []), 1)).get(row["component"] or 1)
+            new = dict(enumerate(metrics.get(row["metric"], []), 1)).get(row["component"] or 1)
             lines += _lines(path, row, differences({name: row["values"].get(name)}, {name: new}, tolerance))
         found.add(lines)
     return found

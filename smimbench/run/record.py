@@ -125,7 +125,10 @@ class SearchResult(_Open):
 
 
 class SharedDocument(_Open):
-    """What all cells of a run share, stored in ``run.json``: text of the suite, options, versions and machine."""
+    """What all cells of a run share, stored in ``run.json``: text of the suite, options, versions and machine.
+
+    A submission says ``by`` whom, with the versions of ``packages`` of third parties, and all ``searches``.
+    """
 
     suite: str
     title: str = ""
@@ -139,6 +142,9 @@ class SharedDocument(_Open):
     fingerprint: str = ""
     git_commit: str | None = None
     written: float | int = 0
+    by: str = ""
+    packages: dict[str, str] = {}
+    searches: list[SearchResult] = []
 
 
 class Record(_Open):

@@ -11,7 +11,7 @@ from tests.helpers import ROOT, environment
 
 REFERENCE = ROOT / "results" / "reference"
 NAMED = set(re.findall(r"^\s+- .*: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
-GENERATED = {"command-line.md", "python.md", "suites.md", "gallery.md"}
+GENERATED = {"command-line.md", "python.md", "suites.md", "gallery.md", "board.md"}
 
 
 def test_every_page_is_in_the_navigation():

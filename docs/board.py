@@ -1,0 +1,101 @@
+"""The board as a page, made from the packed files of results/board alone: ``python docs/board.py [FILE ...]`` prints it.
+
+The exit code is 1 if a row of a file is not on it. ``--packages FILE`` prints what pip has to install to run its rows again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smimbench.report.board import LEVEL, board, obstacle
+from smimbench.report.columns import number, ratio_words, seconds, statuses
+from smimbench.report.labels import grouped
+from smimbench.report.packed import packed_under, read_packed
+from smimbench.report.text_files import markdown_table
+from smimbench.report.verdict import prediction_cell
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "results" / "board"
+INTERVAL = f"{LEVEL:.0%} interval"
+HEAD = f"""# The board
+
+How far from the Bayes-optimal error is each contender, as far as anybody can run its rows again? The [protocol](protocol.md)
+says what is tuned and counted. Tuned contenders and those that need no tuning have rankings of their own; what was set by hand
+has none. Contenders share a rank where their {INTERVAL}s overlap. Seconds are those of the machine of the submission, without
+tuning, and compare little between machines.
+
+To submit a contender, run a suite and pack its results into a file that a pull request adds to `results/board`:
+
+```sh
+smimbench tune mine.toml
+smimbench run mine.toml
+smimbench submit mine.toml --by "A. Name" --output results/board/mine.json
+smimbench verify results/board/mine.json --cells 3
+```
+
+The file holds all that is needed to run its cells again: the suite, values of all runs, versions, hashes of code and searches.
+The last command solves theory again and compares three cells; the pull request does the same with others. A row is not on the
+board if others cannot run it again: smimbench had changes that no commit has, a plugin is no installed package, the backend is
+not numpy, or a clock ended some runs.
+"""
+
+
+def page(paths: Sequence[Path] | None = None) -> str:
+    """The board as Markdown, of all packed files in results/board or of these."""
+    entries = board(packed_under(FOLDER) if paths is None else paths)
+    parts = [HEAD] if entries else [HEAD, "Nothing has been submitted yet.\n"]
+    for contest, inside in grouped(entries, lambda one: one["contest"]).items():
+        parts.append(f"## {contest}\n")
+        for ranking, same in grouped(inside, lambda one: one["ranking"]).items():
+            rows = [_row(one) for one in same]
+            shown = [key for key in rows[0] if any(row[key] for row in rows)]
+            parts.append(f"**{ranking[0].upper()}{ranking[1:]}**\n\n{markdown_table(shown, rows)}")
+    return "\n".join(parts)
+
+
+def _row(one: Mapping[str, Any]) -> dict[str, str]:
+    packages = one["packages"] or {}
+    versions = {name: one["versions"].get(name, "") for name in ("smimbench", "numpy")} | packages
+    return {
+        "rank": "" if one["ranking"] == "by hand" else str(one["rank"]),
+        "contender": one["algorithm"],
+        "error / optimal": ratio_words(one),
+        INTERVAL: " to ".join(number(end, 3) for end in one["interval"] or ()),
+        "at 0": number(one["where_zero"], 3),
+        "as predicted": prediction_cell(one),
+        "per run": seconds(one["seconds"]),
+        "status": str(statuses(one)),
+        "date": time.strftime("%Y-%m-%d", time.gmtime(one["written"])),
+        "version": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "who": one["by"],
+        "file": one["file"],
+    }
+
+
+def packages(path: Path) -> list[str]:
+    """Packages of third parties in the words of pip: the example of this checkout, or what an index has."""
+    found = read_packed(path)[1].get("packages", {})
+    examples = {name: ROOT / "plugins" / "examples" / name for name in found}
+    return [str(examples[name]) if examples[name].is_dir() else f"{name}=={version}" for name, version in found.items()]
+
+
+def absent(path: Path) -> list[str]:
+    """One line for each row of a file that is not on the board."""
+    document, shared = read_packed(path, exactly=True)
+    reasons = {f"{row['problem']}: {row['algorithm']}": obstacle(row, shared) for row in document["rows"]}
+    return [f"{path}: {where} is not on the board: {why}" for where, why in reasons.items() if why]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--packages"]:
+        print("\n".join(packages(Path(sys.argv[2]))))  # noqa: T201
+    else:
+        files = [Path(one) for one in sys.argv[1:]] or packed_under(FOLDER)
+        print(page(files))  # noqa: T201
+        sys.exit("\n".join(line for file in files for line in absent(file)) or 0)

@@ -1,0 +1,256 @@
+"""Submissions: packed results that anybody can run again, and the board that is made of them alone."""
+
+import json
+import shutil
+
+import pytest
+
+from docs.board import FOLDER, absent, packages, page
+from smimbench.report.board import board, obstacle
+from smimbench.run.record import sealed, text_of
+from tests.helpers import LINE, call, call_outside, importable, install_package, suite_text, write_suite
+
+NOISE = """
+from smimbench import Capabilities, hookimpl
+
+
+class Noise:
+    name, version, reference, capabilities = "noise", 1, "here", Capabilities()
+
+    def fit(self, data, rng):
+        return 0.5 * rng.standard_normal((1, data.dimension))
+
+
+@hookimpl
+def smimbench_register_algorithms(register):
+    register(Noise)
+"""
+SGD = (
+    'name = "sgd"\nsteps = 8\n[algorithms.tune]\ntrials = 2\nlearning_rate = { low = 0.001, high = 0.1, log = true }\n'
+)
+TEXT = suite_text(LINE, [0.5, 1.0], 20, 3, 'name = "ridge"', 'name = "noise"', SGD, 'name = "adam"\nsteps = [4, 6]')
+COMMIT = "0123456789ab"
+
+
+def smimbench(folder, *words, code=0) -> str:
+    """What a command says where the package of ``folder`` is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        done = call_outside(*words)
+    assert done.returncode == code, done.stdout + done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def made_by(results, **changes) -> None:
+    """Change what ``run.json`` says of the run; the tests run in a checkout, which may have changes."""
+    path = results / "small" / "run.json"
+    path.write_text(text_of(sealed({**json.loads(path.read_text()), "git_commit": COMMIT, **changes})))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with an installed plugin, a tuned and finished suite, and its submission."""
+    folder = tmp_path_factory.mktemp("board")
+    install_package(folder, "smimbench-noise", {"noise_of_mine": NOISE}, "1.5")
+    suite, results = write_suite(folder, TEXT), folder / "results"
+    smimbench(folder, "tune", suite, "--results", results)
+    smimbench(folder, "run", suite, "--results", results, "--no-figure")
+    made_by(results)
+    said = smimbench(folder, "submit", suite, "--results", results, "--by", "A. Name", "--output", folder / "a.json")
+    assert "20 rows" in said
+    return folder
+
+
+@pytest.fixture
+def said(made, monkeypatch, capsys):
+    """The same in this process, which is quicker."""
+    monkeypatch.setenv("PYTHONPATH", str(made))
+
+    def function(*words, code=0):
+        found, out, err = call(capsys, *words)
+        assert found == code, out + err
+        return " ".join((out + err).split())
+
+    with importable(made, monkeypatch):
+        yield function
+
+
+def changed(made, path, change) -> None:
+    """A copy of the submission with a change of its document, under a digest that fits."""
+    whole = json.loads((made / "a.json").read_text())
+    change(whole)
+    text = json.dumps(sealed(whole), separators=(",", ":"))
+    path.write_text(text.replace('{"common":', '\n{"common":') + "\n")
+
+
+def rows_of(whole, algorithm, alpha=1.0) -> list[dict]:
+    """Rows of a place in a packed file, one for each metric."""
+    place = next(p for p in whole["places"] if (p["common"]["algorithm"], p["common"]["alpha"]) == (algorithm, alpha))
+    place["rows"], place["common"] = [{**json.loads(json.dumps(place["common"])), **row} for row in place["rows"]], {}
+    return place["rows"]
+
+
+def test_what_was_packed_agrees_when_it_is_run_again(made, said):
+    text = said("verify", made / "a.json", "--cells", 30)
+    for line in ("1 packs", "20 rows", "30 cells run again", "20 rows that can be run again"):
+        assert f"{line}: all agree" in text
+    run = json.loads((made / "a.json").read_text())["run"]
+    assert (run["by"], run["packages"], run["git_commit"]) == ("A. Name", {"smimbench-noise": "1.5"}, COMMIT)
+    assert [one["trials"] for one in run["searches"]] == [run["searches"][0]["trials"]]
+    assert run["choices"][0]["tuning"]["search"] == run["searches"][0]["digest"]
+
+
+def test_two_cells_drawn_at_random_agree(made, said):
+    for seed in (1, 2):
+        assert "2 cells run again: all agree" in said(
+            "verify", made / "a.json", "--cells", 2, "--seed", seed, "--no-theory"
+        )
+
+
+def test_a_number_that_was_changed_is_named_with_its_cell(made, tmp_path, said):
+    from smimbench.report.rows import derived
+
+    def better(whole):
+        row = next(row for row in rows_of(whole, "noise") if row["metric"] == "mse")
+        row["values"]["0/1"] *= 0.9
+        row |= derived(row)
+
+    changed(made, tmp_path / "b.json", better)
+    text = said("verify", tmp_path / "b.json", "--cells", 30, code=1)
+    assert "b.json: line noise at alpha 1, D = 20, mse: 0/1 is " in text
+    assert "30 cells run again: 1 do not agree" in text
+
+
+LIES = {
+    "a run is left out": (lambda row: row["values"].pop("0/2"), "noise at alpha 1, D = 20, mse: 0/2 is 1."),
+    "a run more": (lambda row: row["values"].update({"0/9": 0.1}), "it has values of runs that the suite does not have"),
+    "fewer runs": (lambda row: row.update(status_counts={"ok": 2}), "2 runs, the suite has 3"),
+    "another setting": (lambda row: row.update(settings="as published"), "settings is 'default', stored is 'as published'"),
+    "another name": (lambda row: row.update(algorithm="mine"), "line: mine at alpha 1, D = 20: the suite has no such cells"),
+    "other code": (lambda row: row["identity"]["algorithm"].update(source="0" * 12), "stored is '000000000000'"),
+    "no code": (lambda row: row["identity"]["algorithm"].pop("source"), "cannot be run again: the code of noise is not known"),
+    "another backend": (lambda row: row.update(backend="cupy"), "cannot be run again: cupy made it, not numpy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_a_file_should_not_say_is_named(made, tmp_path, said, lie):
+    change, line = LIES[lie]
+    changed(made, tmp_path / "b.json", lambda whole: [change(row) for row in rows_of(whole, "noise")])
+    cells = 30 if lie == "a run is left out" else 0
+    assert line in said("verify", tmp_path / "b.json", "--cells", cells, "--no-theory", code=1)
+
+
+def test_another_search_is_named(made, tmp_path, said):
+    changed(made, tmp_path / "b.json", lambda whole: whole["run"]["searches"][0]["rounds"][0]["errors"].reverse())
+    text = said("verify", tmp_path / "b.json", "--cells", 0, "--no-theory", code=1)
+    assert "the search that chose its parameters is not in the file" in text
+
+
+def test_a_plugin_with_other_code_is_named(made, tmp_path):
+    install_package(tmp_path, "smimbench-noise", {"noise_of_mine": NOISE.replace("0.5 *", "0.6 *")}, "1.5")
+    said = smimbench(tmp_path, "verify", made / "a.json", "--cells", 0, "--no-theory", code=1)
+    assert "line: noise at alpha 1, D = 20: algorithm.source is " in said
+    assert "20 rows that can be run again: 4 do not agree" in said
+
+
+REFUSED = {
+    "changes": ({"git_commit": f"{COMMIT}-dirty"}, "no row of it can be run again: line: ridge: smimbench had changes"),
+    "versions": ({"versions": {"smimbench": "0"}}, "not all cells were made by {'smimbench': '0'}"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_nobody_can_run_again_is_not_packed(made, tmp_path, case, said):
+    changes, line = REFUSED[case]
+    shutil.copytree(made / "results", tmp_path / "results")
+    made_by(tmp_path / "results", **changes)
+    words = ("--results", tmp_path / "results", "--by", "A", "--output", tmp_path / "b.json")
+    assert line in said("submit", made / "small.toml", *words, code=2)
+    assert not (tmp_path / "b.json").exists()
+
+
+def test_a_part_of_a_suite_is_not_packed(made, tmp_path, said):
+    shutil.copytree(made / "results", tmp_path / "results")
+    next(path for path in (tmp_path / "results" / "small").glob("*.json") if path.name != "run.json").unlink()
+    words = ("--results", tmp_path / "results", "--by", "A", "--output", tmp_path / "b.json")
+    assert "1 cells have not been run" in said("submit", made / "small.toml", *words, code=2)
+
+
+@pytest.mark.slow
+def test_a_file_of_code_is_left_out_and_said(tmp_path):
+    (tmp_path / "mine.py").write_text(NOISE)
+    suite, results = (
+        write_suite(tmp_path, suite_text(LINE, [1.0], 20, 2, 'name = "ridge"', 'name = "noise"')),
+        tmp_path / "r",
+    )
+    given = (suite, "--results", results, "--plugins", tmp_path / "mine.py")
+    smimbench(tmp_path / "none", "run", *given, "--no-figure")
+    made_by(results)
+    said = smimbench(tmp_path / "none", "submit", *given, "--by", "A", "--output", tmp_path / "a.json")
+    assert "line: noise is left out: noise is in a file, mine, and not in a package that others can install" in said
+    assert {one["algorithm"] for one in board([tmp_path / "a.json"])} == {"ridge"}
+    assert "all agree" in smimbench(tmp_path / "none", "verify", tmp_path / "a.json", "--cells", 2)
+
+
+# -- the board ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_board_without_submissions_says_so():
+    text = page([])
+    assert text.startswith("# The board\n")
+    assert text.endswith("Nothing has been submitted yet.\n")
+    assert "|" not in text
+    assert (FOLDER / "README.md").is_file()
+    assert page().startswith(text.removesuffix("Nothing has been submitted yet.\n"))
+
+
+def test_the_board_has_rankings_by_how_settings_were_chosen(made):
+    entries = board([made / "a.json"])
+    assert {(one["ranking"], one["algorithm"]) for one in entries} == {
+        ("tuned, 2 trials", "sgd"), ("self-tuning", "ridge"), ("self-tuning", "noise"), ("self-tuning", "adam, steps 4"),
+        ("self-tuning", "adam, steps 6"),
+    }  # fmt: skip
+    assert {one["contest"] for one in entries} == {"line, D = 20, alpha 0.5, 1"}
+    own = [one for one in entries if one["ranking"] == "self-tuning"]
+    assert own[0]["algorithm"] == "ridge"
+    ratios = [one["ratio_to_bayes"] for one in own]
+    assert ratios == sorted(ratios)
+    for one in own:
+        low, high = one["interval"]
+        assert low < one["ratio_to_bayes"] < high
+        assert one["rank"] == 1 + sum(other["interval"][1] < low for other in own)
+    text = page([made / "a.json"])
+    assert "## line, D = 20, alpha 0.5, 1\n" in text
+    assert "**Tuned, 2 trials**" in text
+    assert "smimbench-noise 1.5" in text
+    assert "A. Name" in text
+    assert absent(made / "a.json") == []
+    assert packages(made / "a.json") == ["smimbench-noise==1.5"]
+
+
+def test_of_what_was_submitted_twice_the_newest_is_there(made, tmp_path):
+    changed(made, tmp_path / "b.json", lambda whole: whole["run"].update(by="B", written=whole["run"]["written"] + 1))
+    for paths in ([made / "a.json", tmp_path / "b.json"], [tmp_path / "b.json", made / "a.json"]):
+        entries = board(paths)
+        assert len(entries) == len(board([made / "a.json"]))
+        assert {one["by"] for one in entries} == {"B"}
+
+
+def test_a_row_that_cannot_be_run_again_is_not_on_the_board(made, tmp_path):
+    changed(made, tmp_path / "b.json", lambda whole: whole["run"].pop("by"))
+    assert board([tmp_path / "b.json"]) == []
+    assert absent(tmp_path / "b.json")[0].endswith("b.json: line: ridge is not on the board: nobody has signed it")
+    changed(made, tmp_path / "b.json", lambda whole: whole["run"]["packages"].clear())
+    assert "noise" not in {one["algorithm"] for one in board([tmp_path / "b.json"])}
+
+
+def test_what_a_stranger_writes_does_not_change_the_page(made, tmp_path):
+    changed(made, tmp_path / "b.json", lambda whole: whole["run"].update(by="<script>|a\n# b"))
+    text = page([tmp_path / "b.json"])
+    assert "<script>" not in text
+    assert text.count("\n#") == page([made / "a.json"]).count("\n#")
+
+
+def test_a_reference_is_no_submission():
+    assert obstacle({}, {"versions": {"smimbench": "1"}}) == "nobody has signed it"
