@@ -49,8 +49,8 @@ def obstacle(row: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
         return f"{row['backend']} made it, not numpy"
     if "best_of" in row["identity"]["algorithm"]:
         return "it was chosen among other rows"
-    if not row["values"]:
-        return "no run has an estimate"
+    if set(row["status_counts"]) <= {"skipped"}:
+        return "it is not for this problem"
     if "timeout" in row["status_counts"]:
         return "a clock ended some of its runs"
     for item in _third_party(row["identity"]):

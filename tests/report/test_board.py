@@ -193,6 +193,23 @@ def test_a_file_of_code_is_left_out_and_said(tmp_path):
     assert "all agree" in smimbench(tmp_path / "none", "verify", tmp_path / "a.json", "--cells", 2)
 
 
+def test_what_diverges_is_packed_and_run_again_and_what_is_for_other_problems_is_not(tmp_path, capsys):
+    problem = 'model = { name = "attention-indexed", tokens = 2 }\nchannel = "linear"\nprior = { name = "wishart", rho = 0.5 }'
+    tables = ('name = "ridge"', 'name = "adam"\nsteps = 20\nlearning_rate = 50.0', 'name = "erm"')
+    suite, results = write_suite(tmp_path, suite_text(problem, [0.3], 20, 2, *tables)), tmp_path / "results"
+    code, _, err = call(capsys, "run", suite, "--results", results, "--no-figure")
+    assert code == 1, err
+    made_by(results)
+    words = ("--results", results, "--by", "A", "--output", tmp_path / "a.json")
+    code, out, err = call(capsys, "submit", suite, *words)
+    assert code == 0, err
+    assert ": erm is left out: it is not for this problem" in err
+    assert [one["status_counts"] for one in board([tmp_path / "a.json"])] == [{"ok": 2}, {"diverged": 2}]
+    code, out, err = call(capsys, "verify", tmp_path / "a.json", "--cells", 6)
+    assert (code, err) == (0, "")
+    assert "4 cells run again: all agree" in out
+
+
 # -- the board ------------------------------------------------------------------------------------------------------------
 
 
