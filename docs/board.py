@@ -16,6 +16,7 @@ from smimbench.report.labels import grouped
 from smimbench.report.packed import packed_under, read_packed
 from smimbench.report.text_files import markdown_table
 from smimbench.report.verdict import prediction_cell
+from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,10 +93,18 @@ def absent(path: Path) -> list[str]:
     return [f"{path}: {where} is not on the board: {why}" for where, why in reasons.items() if why]
 
 
+def main(words: Sequence[str]) -> list[str]:
+    """Print what is asked for; one line for each row that is not on the board."""
+    if words[:1] == ["--packages"]:
+        print("\n".join(packages(Path(words[1]))))  # noqa: T201
+        return []
+    files = [Path(one) for one in words] or packed_under(FOLDER)
+    print(page(files))  # noqa: T201
+    return [line for file in files for line in absent(file)]
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--packages"]:
-        print("\n".join(packages(Path(sys.argv[2]))))  # noqa: T201
-    else:
-        files = [Path(one) for one in sys.argv[1:]] or packed_under(FOLDER)
-        print(page(files))  # noqa: T201
-        sys.exit("\n".join(line for file in files for line in absent(file)) or 0)
+    try:
+        sys.exit("\n".join(main(sys.argv[1:])) or 0)
+    except SuiteError as error:
+        sys.exit(str(error))
