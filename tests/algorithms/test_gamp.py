@@ -89,14 +89,16 @@ def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
     h11, h22 = log_y[:, 0, 0] - log_y[:, 0, 1], log_y[:, 1, 1] - log_y[:, 1, 0]
     h_label = np.stack([h11, 0 * h11, h22], axis=1)
     dense = (math.sqrt(rho) * np.eye(d), 1.0, 1.0, None, None)
-    exceeded = []
+    exceeded, x, fell = [], instance.inputs, False
     for _ in range(5):
         before = state.step
         state, info = algorithm.step(problem, data, state)
         weight = float((before or state.step).weight)
         assert damping is None or weight == pytest.approx(1 - damping)
-        dense = dense_attention_step(instance.inputs, h_label, dense, weight, problem.prior, by_sample=damping is None)
+        by_sample = damping is None and not fell
+        old_V, dense = dense[1], dense_attention_step(x, h_label, dense, weight, problem.prior, by_sample=by_sample)
         S, V, onsager, *_ = dense
+        fell = old_V > 2 * V
         np.testing.assert_allclose(algorithm.estimate(state)[0], S, atol=1e-7)
         assert float(state.V[0, 0]) == pytest.approx(V, rel=1e-8)
         assert float(state.onsager[0, 0]) == pytest.approx(onsager, rel=1e-7)
@@ -278,7 +280,7 @@ def test_a_step_that_was_too_large_is_followed_by_a_shorter_one():
         assert before is None or info.damping == pytest.approx(1 - before.weight)
         if before is not None and before.weight <= control.largest:
             grown = state.step.residual > 1.3 * before.residual
-            smaller = state.step.weight < before.weight
+            smaller = state.step.weight < 0.9 * before.weight  # its bound moves a little
             assert bool(smaller) == bool(grown) or before.weight <= control.smallest
             seen.append(bool(grown))
     assert any(seen)
@@ -304,6 +306,12 @@ def test_a_strong_sample_neither_oscillates_nor_moves_the_fixed_point():
     np.testing.assert_allclose(own, damped, atol=1e-4)
     _, alike = iterate(problem, instance, 150, algorithm=Gamp(damping=info.damping))
     assert float(alike.residual) > 0.1
+
+
+def test_many_strong_samples_keep_pace_with_a_falling_error():
+    """16 tokens make every sample strong; V falls tenfold in a step, and the information in the data has to follow."""
+    result = run(attention(tokens=16), 0.05, 60)
+    assert result.status is Status.OK, result.reason
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,8 @@ class GampState(NamedTuple):
         What the size of the next step is computed from.
     strength : array (n,) or None
         Result of ``sample_strength``; None: all samples take the weight of the step.
+    falls_fast : bool
+        Whether V of a component fell below ``FAST_FALL`` of what it was, in the step before.
     """
 
     estimate: Array
@@ -165,6 +167,7 @@ class GampState(NamedTuple):
     onsager: Array | None = None
     step: StepState | None = None
     strength: Array | None = None
+    falls_fast: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,8 @@ class Gamp(Algorithm):
     On an eigenmode where the data have strength k and the denoiser slope s, the step has the Jacobian
     ``[[1 - b (1 - s + b_mu s k), b s], [-b_mu k, 1]]`` (noiseless channel), with determinant ``1 - b (1 - s)``: it is stable if
     ``s < 1`` and ``b b_mu s k + 2 b (1 - s) < 4``. A single sample has ``s k = t``, where s is the mean slope ``V Qhat``; at
-    b = 1 it is stable for ``b_mu < 2 (1 + s) / t``, and ``b_mu / b`` is at most ``SHARE_OF_EDGE`` of that.
+    b = 1 it is stable for ``b_mu < 2 (1 + s) / t``, and ``b_mu / b`` is at most ``SHARE_OF_EDGE`` of that, once V
+    no longer falls fast. With few samples, slopes vary more among eigenvectors: b is at most ``0.8 + 0.4 s``.
 
     No weight stabilizes a slope above 1. Hence the ``continued`` denoiser where there is one: its slope stays below 1 outside
     the bulk of the spectrum, where in the limit there are no eigenvalues.
@@ -322,6 +326,10 @@ class Gamp(Algorithm):
         residual = np.max(np.sqrt(squared_step / undamped_error))
         if adaptive:
             last = next_step(problem, last, change, overlaps, squared_step, undamped_error, residual)
+            if extensive:
+                last = last._replace(
+                    weight=np.minimum(last.weight, V.dtype.type(0.8 + 0.4 * mean_slope(denoised_V, Qhat)))
+                )
         second = np.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype)
         found_information = np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT)
         info = Info(
@@ -333,7 +341,8 @@ class Gamp(Algorithm):
             integration_error=np.max(errors),
             damping=1 - float(forward),
         )
-        return GampState(estimate, V_new, g, state.rng, Qhat, onsager, last, strength), info
+        falls_fast = bool((np.diagonal(V_new) < FAST_FALL * np.diagonal(V)).any())
+        return GampState(estimate, V_new, g, state.rng, Qhat, onsager, last, strength, falls_fast), info
 
     def plan(self, data: Data) -> Plan:
         """Plan of one pass per step (forward and adjoint), until overlaps are stationary and agree with the predicted error."""
@@ -370,6 +379,9 @@ SHARE_OF_EDGE = 0.4
 """Largest weight of a sample, as a fraction of the one at which it alone becomes unstable. Doubled: strong samples oscillate
 with others, or along eigenvectors where the slope is above its mean."""
 
+FAST_FALL = 0.5
+"""Factor of V in a step below which all samples have the same weight: g must not lag behind V. Doubled: strong ones oscillate."""
+
 
 def sample_strength(problem: Problem, data: Data) -> Array:
     """Strength t of every sample (n,), 1 in the limit: the squared largest eigenvalue of ``X X^T / D`` of its tokens X (T, D)."""
@@ -385,11 +397,16 @@ def sample_strength(problem: Problem, data: Data) -> Array:
 
 def sample_weights(weight: Any, strength: Array | None, state: GampState) -> Any:
     """Weights of the new ``g`` in a step of this weight: a number, or (n,) if ``strength`` is given."""
-    if strength is None or state.Qhat is None:
+    if strength is None or state.Qhat is None or state.falls_fast:
         return float(weight)
-    slope = min(1.0, float(np.min(np.diagonal(state.V) * np.diagonal(state.Qhat))))
-    bounds = SHARE_OF_EDGE * 2 * (1 + slope) / strength
-    return float(weight) * namespace(strength).where(bounds < 1, bounds, 1.0)
+    slope, xp = mean_slope(state.V, state.Qhat), namespace(strength)
+    share = SHARE_OF_EDGE * 2 * (1 + slope) / strength
+    return float(weight) * xp.where(share < 1, share, xp.ones_like(share))
+
+
+def mean_slope(V: Host, Qhat: Host) -> float:
+    """Mean slope ``V Qhat`` of the denoiser, at most 1, of the component with the smallest."""
+    return min(1.0, float(np.min(np.diagonal(V) * np.diagonal(Qhat))))
 
 
 def pass_by_chunks(
