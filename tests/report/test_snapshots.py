@@ -47,7 +47,8 @@ CURVE = {
     "points": [
         {"alpha": 0.1, "mse": 0.8, "mse_error": 1e-9, "overlap": [[0.7]], "branch": "unique", "method": "quadrature",
          "generalization_error": {"bayes": 0.2, "plugin": 0.25}},
-        {"alpha": 0.2, "mse": 0.4, "mse_error": 0.0, "overlap": [[1.1]], "branch": "unique", "method": "quadrature"},
+        {"alpha": 0.2, "mse": 0.4, "mse_error": 0.0, "overlap": [[1.1]], "branch": "unique", "method": "quadrature",
+         "generalization_error": {"bayes": 0.1, "plugin": 0.125}},
     ],
     "thresholds": {"weak_recovery": None, "perfect_recovery": {"value": 0.375, "error": 1e-8}},
 }  # fmt: skip
