@@ -6,8 +6,8 @@ Is a change bit-identical? Collect in two trees on one machine and compare; this
     OMP_NUM_THREADS=1 python tests/net/collect.py /tmp/after.json [--slow]      # in the tree after it
     python tests/net/collect.py --compare /tmp/before.json /tmp/after.json
 
-Without ``--slow`` it takes about 30 s of one core and holds runs of every algorithm on both models and the theory that takes
-seconds; with it, some minutes, the theory of every shipped suite and the figures of ``results/reference``.
+Without ``--slow`` it takes about 30 s of one core and holds runs of every algorithm on both models, and of suites whose
+theory takes seconds that theory and the figure of ``results/reference``; with it, some minutes, those of every shipped suite.
 
 The tests compare with ``reference.json``, to rounding because processors differ. It is written by
 ``python tests/net/collect.py --reference [--slow]`` when a number has to change, and the commit says why. What is collected is
@@ -78,8 +78,7 @@ def collect(slow: bool = False) -> dict[str, Any]:
     for name in _shipped() if slow else QUICK:
         with tempfile.TemporaryDirectory() as folder:
             found["theory"][name] = theory_of(name, Path(folder))
-            if slow:
-                found["figures"][name] = reference_figure(name, Path(folder))
+            found["figures"][name] = reference_figure(name, Path(folder))
     return found
 
 
