@@ -22,7 +22,7 @@ REFUSED = [
     ("run quickstart --fly", "No such option"),
     ("run quickstart --workers 0", "0 is not in the range"),
     ("run quickstart --backend abacus", "backend abacus: unknown; choose one of"),
-    ("theory quickstart --alpha many", "must look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20"),
+    ("theory quickstart --alpha many", "or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20"),
     ("list colours", "'colours' is not one of"),
     ("info wishert", "did you mean 'wishart'"),
     ("show {results} --csv --json", "choose one of --json, --csv, --markdown and --latex"),
