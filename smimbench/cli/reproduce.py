@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +49,7 @@ def reproduce(
     """Make a figure of the papers again, in their axes, and compare it with the published numbers.
 
     Of every curve it says whether ours is inside the stated band around the published points, or why it is known not to be
-    (docs/corrections.md). The exit code is 1 where a curve is outside for no known reason.
+    (docs/corrections.md). The exit code is 1 where a curve is outside for no known reason, or has no published table.
     """
     from smimbench.report.published import EXPLAINED, INSIDE, compare, figure_list
 
@@ -63,7 +65,9 @@ def reproduce(
         )
     if dry_run:
         return show_cost(campaign, request) if campaign else OK
-    lines, chart = _solved(request, suite, campaign, published, workers or 1, QUICK_POINTS if quick else None)
+    lines, chart = _solved(
+        request, suite, campaign, published, workers or os.cpu_count() or 1, QUICK_POINTS if quick else None
+    )
     found: JsonObject = {"figure": suite.name, "title": suite.title, "quick": quick, "source": source}
     found["curves"] = [compare(*line) for line in lines] if published else []
     paths = _draw(suite, request, chart)
@@ -128,6 +132,7 @@ def _solved(
             alphas[part.plans[0].label] |= {float(x / part.factor) for x in at}
         tables.append(points)
     if campaign is not None:
+        request.remark(campaign.remarks)
         with run_progress(campaign, silent=silent) as (on_record, on_look):
             campaign.run(on_record, on_look)
     cache = request.theory()
@@ -138,7 +143,13 @@ def _solved(
         for one in theory_document(asked, None, cache, on_stage, workers=workers):
             if "unsolved" in one:
                 raise click.UsageError(f"{one['problem']['label']}: theory is not solved: {one['unsolved']}")
-    rows = Results(suite, request.store(suite), (), cache).rows if campaign else []
+    results = Results(suite, request.store(suite), (), cache)
+    rows = results.rows if campaign else []
+    counts = Counter(record["status"] for _, record in results.pairs) if campaign else Counter()
+    if lost := [f"{number} {status}" for status, number in counts.items() if status != "ok"]:
+        request.remark(
+            [f"runs that did not end well: {', '.join(lost)}, of {counts.total()}; their points may be missing"]
+        )
     ours = [our_points(part, cache, rows, sorted(alphas[part.plans[0].label])) for part in parts]
     lines = list(zip(parts, ours, tables))
     return lines, figure_chart(suite, cache, rows, lines)

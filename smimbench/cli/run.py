@@ -105,6 +105,8 @@ def run(
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
     suite = asked = request.suite()
     labels = [table["label"] for table in suite.algorithms]
+    families = Counter(table["family"] for table in suite.algorithms if table["family"])
+    labels += [f"{family}, best of {count}" for family, count in families.items()]
     if (
         against is not None
         and against.partition("@")[0] not in labels
@@ -159,10 +161,22 @@ def run(
     CELL_TIME,
     CELL_MEMORY,
     option("Stop after so long; what is not finished stays to be run.", "--budget", type=DURATION),
+    option(
+        "Run trials of this status again, and make all choices again.",
+        "--retry",
+        multiple=True,
+        type=click.Choice(["not-converged", "diverged", "timeout", "failed"]),
+    ),
     JSON,
 )
 def tune(
-    request: Request, backend: str, cell_time: float | None, cell_memory: float | None, budget: float | None, **how: Any
+    request: Request,
+    backend: str,
+    cell_time: float | None,
+    cell_memory: float | None,
+    budget: float | None,
+    retry: tuple[str, ...],
+    **how: Any,
 ) -> int:
     """Search the parameters that [algorithms.tune] names, on seeds that no score uses.
 
@@ -176,6 +190,8 @@ def tune(
 
     deadline = None if budget is None else time.monotonic() + budget
     how |= {"isolated": True, "limits": Limits(cell_time, None if cell_memory is None else int(cell_memory), deadline)}
+    if request.settings() is not None:
+        raise click.UsageError(f"{request.name} holds results; tune the suite that they are of, by its name or file")
     suite = request.suite()
 
     def work(cells: list[Cell], store: Store) -> bool:
@@ -185,7 +201,9 @@ def tune(
             campaign.run(on_record, on_look)
         return not campaign.left()
 
-    found = search_all(suite, request.store(suite), backend, work)
+    found = search_all(suite, request.store(suite), backend, work, retry=retry)
+    if others := {one["backend"] for one in found if "rounds" in one} - {backend}:
+        request.remark([f"searched before, with --backend {', '.join(others)}; --backend {backend} is not used there"])
     finished = [one for one in found if "rounds" in one]
     if request.as_json:
         print_json(found)

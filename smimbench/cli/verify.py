@@ -71,7 +71,8 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     found = {"files": files(store)}
     if (scores := files(scores_of(store))).checked or scores.wrong:
         found["scores"] = scores
-    if (trials := files(tuning_store(store))).checked or trials.wrong:
+    trials, stored_choices = files(tuning_store(store)), tuning_store(store).folder / "choices"
+    if trials.checked or trials.wrong or any(stored_choices.glob("*.json")):
         found |= {"trials": trials, "choices": choices(suite, store)}
     paths = sorted({*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")})
     if (tables := verified_files(paths)).checked:

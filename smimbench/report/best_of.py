@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -23,9 +24,10 @@ NO_THEORY = "on every seed its setting is the one that is best on all other seed
 def best_of(pairs: Sequence[Pair], target: float) -> list[Pair]:
     """Leave one out: for every seed, the runs of the setting that is best on all other seeds of the problem.
 
-    One setting for all sample ratios and dimensions of a problem, by the mean of the logarithms of the errors. A seed never takes
-    part in the choice that it is scored with, so the mean over seeds is that of an algorithm tuned on one seed less. Settings
-    are compared once all their cells have run, and on two seeds or more.
+    One setting for all sample ratios and dimensions of a problem: that with the fewest runs without an estimate, then by the mean
+    of the logarithms of the errors where all settings have one. A seed never takes part in the choice that it is scored with, so
+    the mean over seeds is that of an algorithm tuned on one seed less. Settings are compared once all their cells have run, and
+    on two seeds or more.
 
     Parameters
     ----------
@@ -48,7 +50,12 @@ def best_of(pairs: Sequence[Pair], target: float) -> list[Pair]:
         label = f"{family}, best of {len(runs)}"
         algorithm = {"name": members[0][0].algorithm["name"], "best_of": list(runs)}
         for held_out in replicates:
-            scores = {n: fmean(e for place, e in own.items() if place[0] != held_out) for n, own in errors.items()}
+            others = [place for place in places if place[0] != held_out]
+            whole = [place for place in others if all(math.isfinite(own[place]) for own in errors.values())]
+            scores = {
+                n: (sum(math.isinf(own[place]) for place in others), fmean([own[place] for place in whole] or [0.0]))
+                for n, own in errors.items()
+            }
             chosen = runs[min(scores, key=scores.__getitem__)]
             found += [
                 (

@@ -15,7 +15,7 @@ from smimbench.report.packed import read_packed
 from smimbench.report.stored_table import with_summaries
 from smimbench.report.verdict import verdicts
 from smimbench.run.campaign import read_seed
-from smimbench.run.record import digest_of
+from smimbench.run.record import digest_of, plain
 from smimbench.run.tuning import read_choice, searches
 from smimbench.run.verification import Verification, differences
 from smimbench.suite import SuiteError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.report.results import Results
-    from smimbench.suite.cells import Suite
+    from smimbench.suite.cells import Cell, Suite
 
 LEVEL = 0.95
 """Level of the intervals: of two whose intervals are apart one ranks above. Nearer to 1, more share a rank."""
@@ -123,7 +123,8 @@ def verified(path: Path, rows: Sequence[JsonObject], shared: Mapping[str, Any], 
     """Check that all rows can be run again by the code that is here, with all runs of the suite and the same settings."""
     found = Verification()
     places = grouped(suite.cells("numpy"), lambda c: (c.problem_label, c.algorithm_label, c.alpha, c.dimension))
-    digests = {digest_of(one) for one in shared.get("searches", [])}
+    stored = {digest_of(one): one for one in shared.get("searches", [])}
+    asked = {search.place: plain(search.question) for search in searches(suite)} if stored else {}
     for row in rows:
         lines, why = [], obstacle(row, shared)
         where = f"{row['problem']}: {row['algorithm']} at alpha {row['nominal_alpha']:.5g}, D = {row['dimension']}"
@@ -141,10 +142,22 @@ def verified(path: Path, rows: Sequence[JsonObject], shared: Mapping[str, Any], 
                 lines.append(f"{sum(row['status_counts'].values())} runs, the suite has {len(cells)}")
             if not set(row["values"]) <= {f"{cell.seed}/{cell.replicate}" for cell in cells}:
                 lines.append("it has values of runs that the suite does not have")
-            if cell.tuning and cell.tuning["search"] not in digests:
-                lines.append("the search that chose its parameters is not in the file")
+            if cell.tuning:
+                question = asked.get((cell.problem_label, cell.algorithm_label))
+                lines += _search_mistakes(cell, stored.get(cell.tuning["search"]), question)
         found.add([f"{path}: {where}: {line}" for line in lines])
     return found
+
+
+def _search_mistakes(cell: Cell, search: JsonObject | None, question: JsonObject | None) -> list[str]:
+    if search is None or cell.tuning is None:
+        return ["the search that chose its parameters is not in the file"]
+    errors = search["rounds"][-1]["errors"]
+    best = min((error for error in errors if error is not None), default=None)
+    counted = (len(search["trials"]), search["runs"]) == (cell.tuning["trials"], cell.tuning["runs"])
+    if not counted or search["question"] != question or search["algorithm"] != cell.algorithm or best is None:
+        return ["its parameters are not those of the search in the file"]
+    return [] if errors[search["chosen"]] == best else ["the search in the file has a better trial"]
 
 
 def board(paths: Iterable[Path]) -> list[JsonObject]:

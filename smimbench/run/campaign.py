@@ -250,8 +250,11 @@ def plan_campaign(
 
 def _not_tuned(suite: Suite, cells: Sequence[Cell]) -> list[str]:
     """One line on algorithms of these cells that say how to tune them and are run as they are written."""
-    tunable = {table["label"] for table in suite.algorithms if table["tune"]}
-    names = dict.fromkeys(c.algorithm_label for c in cells if c.tuning is None and c.algorithm_label in tunable)
+    from smimbench.run.tuning import searches
+
+    tunable = {search.place for search in searches(suite)}
+    untuned = (c for c in cells if c.tuning is None and (c.problem_label, c.algorithm_label) in tunable)
+    names = dict.fromkeys(cell.algorithm_label for cell in untuned)
     return [f"not tuned, run as written: {', '.join(names)} ('smimbench tune' chooses their parameters)"] * bool(names)
 
 

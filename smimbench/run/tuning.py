@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json, read_json, write_atomically
+from smimbench.interfaces import ParameterError
 from smimbench.numerics.seeds import TUNING
 from smimbench.problem.problem import specification
 from smimbench.registry.adapters import refusal
@@ -24,10 +25,10 @@ from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import Cell
 from smimbench.suite.overrides import selects
-from smimbench.suite.settings import trials_of, with_setting
+from smimbench.suite.settings import trials_of, with_setting, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from smimbench.files import JsonObject
@@ -65,7 +66,11 @@ class Search:
         """Settings that are tried, each with the algorithm that it makes."""
         entry, found = get_registry().get("algorithm", self.table["name"]), []
         for setting in trials_of(self.table["tune"], self.table["spec"]):
-            item = build(entry.item, "algorithm", with_setting(self.table["parameters"], setting))
+            try:
+                item = build(entry.item, "algorithm", with_setting(self.table["parameters"], setting))
+            except ParameterError as error:  # each value alone is allowed
+                why = f"{words_of(setting)}: {error.key} {error.message}; leave a value out"
+                raise SuiteError(self.suite.file, f"algorithms: {self.table['label']}: tune", why) from None
             found.append((setting, specification(entry, item)))
         return found
 
@@ -150,13 +155,17 @@ def chosen_searches(suite: Suite) -> list[Search]:
     return found
 
 
-def search_all(suite: Suite, store: Store, backend: str, run: Callable[[list[Cell], Store], bool]) -> list[JsonObject]:
+def search_all(
+    suite: Suite, store: Store, backend: str, run: Callable[[list[Cell], Store], bool], retry: Collection[str] = ()
+) -> list[JsonObject]:
     """Do the searches of a suite side by side, each only once.
 
     Parameters
     ----------
     run : callable
         Runs cells, keeps their records in the store that it is given, and says whether all have been run.
+    retry : collection of str
+        Trials of this status are run again, and all choices are made again.
 
     Returns
     -------
@@ -166,7 +175,10 @@ def search_all(suite: Suite, store: Store, backend: str, run: Callable[[list[Cel
         out, or a run has no estimate); the number of ``runs``; which trial was ``chosen`` (None: all failed); the ``algorithm``
         that it makes.
     """
-    own, found = tuning_store(store), {search: read_choice(search, store) for search in chosen_searches(suite)}
+    own, asked = tuning_store(store), chosen_searches(suite)
+    if retry:
+        own.retire(stem for stem, record in own.load(compact=True).items() if record["status"] in retry)
+    found = {search: None if retry else read_choice(search, store) for search in asked}
     while True:
         records = {record["key"]: record for record in own.load(compact=True).values()}
         missing: list[Cell] = []
@@ -174,8 +186,7 @@ def search_all(suite: Suite, store: Store, backend: str, run: Callable[[list[Cel
             cells, result = search.proceed(records, backend)
             missing += cells
             if result is not None:
-                keep_choice(search, store, result)
-                found[search] = read_choice(search, store)
+                found[search] = result if result["chosen"] is None else keep_choice(search, store, result)
         if not missing or not run(missing, own):
             return [{**dict(zip(("problem", "label"), one.place)), **(result or {})} for one, result in found.items()]
 
@@ -185,10 +196,11 @@ def tuning_store(store: Store) -> Store:
     return Store(store.folder / TRIALS)
 
 
-def keep_choice(search: Search, store: Store, found: JsonObject) -> None:
-    """Store the result of a search."""
+def keep_choice(search: Search, store: Store, found: JsonObject) -> JsonObject | None:
+    """Store the result of a search, and what is read of it."""
     document = sealed(plain({"question": search.question, **found}))
     write_atomically(choice_file(search, store), text_of(document).encode())
+    return read_choice(search, store)
 
 
 def read_choice(search: Search, store: Store) -> JsonObject | None:

@@ -382,7 +382,7 @@ class _Reader:
                     if canonical_json([spec, tune]) == canonical_json([other["spec"], other["tune"]]):
                         raise self.fail(key, f"is the same as algorithms[{j}], {other['label']!r}; remove one")
                 origin = "as published" if table.published else "default"
-                if not table.published and not tune and by_hand(entry.item, parameters, plan):
+                if not table.published and by_hand(entry.item, parameters, plan):
                     origin = "by hand"
                 found.append({"label": own, "entry": label, "family": family, "spec": spec, "name": table.name,
                               "parameters": parameters, "tune": tune, "origin": origin})  # fmt: skip

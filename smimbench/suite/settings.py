@@ -63,7 +63,9 @@ def with_setting(parameters: Mapping[str, Any], setting: Setting) -> JsonObject:
     """Parameters with those of a setting in place of what is written."""
     found = dict(parameters)
     for (name, *rest), value in setting.items():
-        found[name] = with_setting(found.get(name) or {}, {tuple(rest): value}) if rest else value
+        inner = found.get(name) or {}
+        inner = {"name": inner} if isinstance(inner, str) else inner  # an algorithm by its name alone
+        found[name] = with_setting(inner, {tuple(rest): value}) if rest else value
     return found
 
 
@@ -79,11 +81,13 @@ def _word(value: Any) -> str:
 
 
 def budget(algorithm: Any, plan: ProblemPlan) -> Any:
-    """Steps, batch, students and fresh samples of a run: what belongs to the problem and not to its solver; None if unknown."""
-    model, alpha, dimension = plan.problem.model, plan.alphas[0], plan.dimensions[0]
-    data = sizes(model.sample_count(alpha, dimension), model.tokens, dimension, alpha)
-    found, _ = attempt(algorithm.plan, data)  # it may fail on what the algorithm refuses
-    return found and (found.steps, found.batch, found.students, found.draws_fresh)
+    """Steps, batch, students and fresh samples of every run: what belongs to the problem and not to its solver; None: unknown."""
+    model, budgets = plan.problem.model, []
+    for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
+        data = sizes(model.sample_count(alpha, dimension), model.tokens, dimension, alpha)
+        found, _ = attempt(algorithm.plan, data)  # it may fail on what the algorithm refuses
+        budgets.append(found and (found.steps, found.batch, found.students, found.draws_fresh))
+    return budgets
 
 
 def by_hand(item: Any, parameters: Mapping[str, Any], plan: ProblemPlan) -> bool:
