@@ -244,8 +244,12 @@ def theory(
             raise ValueError("give a suite, or the names of model, channel and prior")
         name, text, given = suite_of_items(items, parameters, alphas or ())
         suite = parse_suite(Path(f"{name}.toml"), text, [*given, *overrides])
-    elif named := [key for key, value in (items | parameters).items() if value is not None]:
-        raise ValueError(f"{', '.join(named)}: name a problem or give a suite, not both; overrides change one")
+    elif parameters:
+        raise ValueError(
+            f"theory of a suite has no argument {', '.join(map(repr, parameters))}; overrides change a suite"
+        )
+    elif named := [key for key, value in items.items() if value is not None]:
+        raise ValueError(f"{', '.join(named)}: name a problem or give a suite, not both")
     else:
         suite = _suite(suite, overrides, results=results)
     cache = TheoryCache(None if results is None else Path(results) / "theory")
@@ -261,6 +265,8 @@ def theory(
         documents = theory_document(suite, alphas, cache, report, thresholds=thresholds, workers=workers)
         if verify:
             add_verification(suite, documents, verify, report)
+    if results is None:
+        cache.folder = None  # what was in the temporary one is in the documents
     for document in documents:
         if "unsolved" in document:
             warnings.warn(f"{document['problem']['label']}: not solved: {document['unsolved']}", stacklevel=2)

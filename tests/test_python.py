@@ -148,6 +148,8 @@ def test_errors_of_prediction_are_columns_where_they_are_asked_for():
     known, solved = as_rows(smimbench.theory(**PHASES, rho=0.3, alpha=[0.05, 0.2], predictions=True).table)
     assert 0 < known["generalization_error_bayes"] < known["generalization_error_plugin"]
     assert solved["generalization_error_bayes"] == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(ValueError, match=re.escape("theory(..., predictions=True) does")):
+        smimbench.theory(**PHASES, rho=0.3, alpha=0.1).plot("generalization_error_bayes")
     with pytest.raises(ValueError, match="width must be one of column, page, got 'wide'"):
         smimbench.theory(**PHASES, rho=0.3, alpha=0.1).plot(width="wide")
 
@@ -187,7 +189,8 @@ def test_the_frame_of_results_is_flat(ran):
 
 @pytest.mark.parametrize(("given", "message"), [
     ({}, "give a suite, or the names of model, channel and prior"),
-    ({"suite": "quickstart", "rho": 0.2}, "rho: name a problem or give a suite, not both"),
+    ({"suite": "quickstart", "alphas": [0.2]}, "theory of a suite has no argument 'alphas'"),
+    ({"suite": "quickstart", "alpha": []}, "give at least one sample ratio"),
     ({"suite": "quickstart", "model": "attention-indexed"}, "model: name a problem or give a suite"),
     ({**PHASES, "alpha": 0.1, "rhoo": 0.3}, "rhoo is no option and no parameter of this problem"),
     ({**PHASES}, "needs its sample ratios"),

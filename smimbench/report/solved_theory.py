@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -102,11 +102,22 @@ class Theory:
             If matplotlib is missing (extra ``plot``).
         RegistryError
             If there is no such metric.
+        ValueError
+            If there is nothing to draw: no problem is solved, or errors of prediction were not asked for.
         """
         from smimbench.report.charts import show
 
-        chart = metric_chart(self.suite, [], self.cache, metric, self.alphas)
-        return show(chart, width) if chart else None
+        solved = [one for one in self.documents if "unsolved" not in one]
+        if "generalization_error" in metric and not any(
+            "generalization_error" in p for d in solved for p in d["points"]
+        ):
+            raise ValueError(f"{metric} was not computed; theory(..., predictions=True) does")
+        only = tuple(("problem", one["problem"]["label"]) for one in solved)
+        suite = self.suite if len(solved) == len(self.documents) else replace(self.suite, only=only)
+        chart = metric_chart(suite, [], self.cache, metric, self.alphas) if solved else None
+        if chart is None:
+            raise ValueError("no problem is solved: there is nothing to draw")
+        return show(chart, width)
 
     def __repr__(self) -> str:
         from smimbench.report.columns import plain_text

@@ -236,4 +236,5 @@ def looks_of(suite: Suite, rows: Sequence[JsonObject] = ()) -> dict[str, Look]:
 
 def floor_of(values: Iterable[float], target: float) -> float:
     """Lower end of a logarithmic axis: the decade below the target and below the smallest value that is to be seen."""
-    return 10.0 ** math.floor(math.log10(min([*values, target])) - 0.3)
+    # Zero, less and what rounding has left have no place on it: they are drawn as "below".
+    return 10.0 ** math.floor(math.log10(min([target, *(value for value in values if value > 1e-16)])) - 0.3)

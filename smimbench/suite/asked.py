@@ -50,7 +50,9 @@ def sample_ratios(value: Any) -> list[float]:
     for one in found:
         if not 0 < one < float("inf"):
             raise ValueError(f"a sample ratio must be > 0 and finite, got {one}")
-    return [float(one) for one in found]
+    if not len(found):
+        raise ValueError("give at least one sample ratio")
+    return sorted({float(one) for one in found})
 
 
 def _between(first: str, last: str, count: str) -> Any:

@@ -93,3 +93,14 @@ def test_what_is_not_comparable_has_no_such_row():
     assert not best_of(whole[:-1], 1e-3)  # a cell is missing
     assert not best_of(pairs_of(np.ones((1, SEEDS, 2))), 1e-3)  # one setting
     assert not best_of(pairs_of(np.ones((3, 1, 2))), 1e-3)  # one seed
+
+
+def test_a_setting_that_loses_fewer_runs_is_chosen_then_one_with_smaller_errors():
+    """Where every setting has lost a run, the others still tell them apart."""
+    errors = np.ones((3, SEEDS, len(ALPHAS)))
+    errors[:, 0, 0] = np.inf
+    errors[0, 1, 1] = np.inf
+    errors[2] /= 2
+    assert {cell.algorithm["best_of"][2] for cell, _ in best_of(pairs_of(errors), 1e-9)} == {"sgd, learning_rate 2"}
+    found = best_of(pairs_of(errors), 1e-9)
+    assert {record["metrics"]["mse"][0] for _, record in found if record["metrics"]} == {0.5}

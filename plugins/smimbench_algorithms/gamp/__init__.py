@@ -201,7 +201,8 @@ class Gamp(Algorithm):
     ``[[1 - b (1 - s + b_mu s k), b s], [-b_mu k, 1]]`` (noiseless channel), with determinant ``1 - b (1 - s)``: it is stable if
     ``s < 1`` and ``b b_mu s k + 2 b (1 - s) < 4``. A single sample has ``s k = t``, where s is the mean slope ``V Qhat``; at
     b = 1 it is stable for ``b_mu < 2 (1 + s) / t``, and ``b_mu / b`` is at most ``SHARE_OF_EDGE`` of that, once V
-    no longer falls fast. With few samples, slopes vary more among eigenvectors: b is at most ``0.8 + 0.4 s``.
+    no longer falls fast. With few samples, slopes vary more among eigenvectors: b is at most ``0.8 + 0.4 s``. All this holds for
+    few strong samples among weak ones; where samples are strong on average, all take the same b, at most 0.7.
 
     No weight stabilizes a slope above 1. Hence the ``continued`` denoiser where there is one: its slope stays below 1 outside
     the bulk of the spectrum, where in the limit there are no eigenvalues.
@@ -327,9 +328,8 @@ class Gamp(Algorithm):
         if adaptive:
             last = next_step(problem, last, change, overlaps, squared_step, undamped_error, residual)
             if extensive:
-                last = last._replace(
-                    weight=np.minimum(last.weight, V.dtype.type(0.8 + 0.4 * mean_slope(denoised_V, Qhat)))
-                )
+                most = LARGEST_COMMON if strength is None else 0.8 + 0.4 * mean_slope(denoised_V, Qhat)
+                last = last._replace(weight=np.minimum(last.weight, V.dtype.type(most)))
         second = np.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype)
         found_information = np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT)
         info = Info(
@@ -379,12 +379,22 @@ SHARE_OF_EDGE = 0.4
 """Largest weight of a sample, as a fraction of the one at which it alone becomes unstable. Doubled: strong samples oscillate
 with others, or along eigenvectors where the slope is above its mean."""
 
+LARGEST_TYPICAL = 2.5
+"""Mean strength of samples up to which each has a weight of its own. That rule is for few strong samples among weak ones; where
+all are strong, as ten tokens in forty dimensions are, they act together. Doubled: runs do not converge there."""
+
+LARGEST_COMMON = 0.7
+"""Largest weight where all samples have the same one. At 0.85 runs from few samples do not converge; halved: twice as slow."""
+
 FAST_FALL = 0.5
 """Factor of V in a step below which all samples have the same weight: g must not lag behind V. Doubled: strong ones oscillate."""
 
 
-def sample_strength(problem: Problem, data: Data) -> Array:
-    """Strength t of every sample (n,), 1 in the limit: the squared largest eigenvalue of ``X X^T / D`` of its tokens X (T, D)."""
+def sample_strength(problem: Problem, data: Data) -> Array | None:
+    """Strength t of every sample (n,), 1 in the limit: the squared largest eigenvalue of ``X X^T / D`` of its tokens X (T, D).
+
+    None where their mean is above ``LARGEST_TYPICAL``: then all samples take the same weight.
+    """
     model = problem.model
     xp = namespace(data.inputs)
     found = []
@@ -392,7 +402,8 @@ def sample_strength(problem: Problem, data: Data) -> Array:
         inputs = take_samples(model, data.inputs, part)
         values = xp.linalg.eigvalsh(xp.matmul(inputs, xp.matrix_transpose(inputs)) / inputs.shape[-1])
         found.append(xp.max(values, axis=-1) ** 2)
-    return xp.concat(found)
+    strength = xp.concat(found)
+    return strength if float(xp.mean(strength)) < LARGEST_TYPICAL else None
 
 
 def sample_weights(weight: Any, strength: Array | None, state: GampState) -> Any:
