@@ -164,9 +164,11 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
 def ends_with(*arguments: str) -> int:
     """Run the command line in this process, for fixtures of a whole module: its exit code."""
     from smimbench.cli.main import main
+    from smimbench.registry.registry import set_registry
 
     with pytest.raises(SystemExit) as left:
         main([str(a) for a in arguments])
+    set_registry(None)  # plugins of this command are not those of the next test
     return int(left.value.code or 0)
 
 
