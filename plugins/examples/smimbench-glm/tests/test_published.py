@@ -15,7 +15,7 @@ SUITE = Path(__file__).resolve().parent.parent / "published.toml"
 
 
 def test_overlaps_of_probit_labels():
-    (document,) = smimbench.theory(load_suite(SUITE, only=("problem=probit",)), thresholds=False)
+    (document,) = smimbench.theory(load_suite(SUITE, only=("problem=probit",)), thresholds=False).documents
     for row in document["published"]:
         assert row["within"] is not bool(row["remark"]), f"at {row['alpha']}: {row['theory']}"
 
