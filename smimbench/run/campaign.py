@@ -255,7 +255,7 @@ def _not_tuned(suite: Suite, cells: Sequence[Cell]) -> list[str]:
     tunable = {search.place for search in searches(suite)}
     untuned = (c for c in cells if c.tuning is None and (c.problem_label, c.algorithm_label) in tunable)
     names = dict.fromkeys(cell.algorithm_label for cell in untuned)
-    return [f"not tuned, run as written: {', '.join(names)} ('smimbench tune' chooses their parameters)"] * bool(names)
+    return [f"as written, not tuned: {', '.join(names)} (smimbench tune SUITE would)"] * bool(names)
 
 
 def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
