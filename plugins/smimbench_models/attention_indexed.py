@@ -74,9 +74,9 @@ class AttentionIndexed(TokenModel):
 
     Notes
     -----
-    Signals must be symmetric: only ``x_a^T S x_b`` with ``a <= b`` is evaluated. ``forward`` takes any number
-    of leading axes in front of the signal's (P, d, d), ``adjoint`` the same in front of (n, P, C): several
-    students that see the same inputs.
+    Signals must be symmetric: on the host only the lower triangle of S is read, elsewhere only ``x_a^T S x_b`` with
+    ``a <= b`` is evaluated. ``forward`` takes any number of leading axes in front of the signal's (P, d, d), ``adjoint`` the
+    same in front of (n, P, C): several students that see the same inputs.
     Cost: by symmetry, down to ``n T d^2`` floating-point operations a component for each of ``forward`` and ``adjoint``.
     Besides its result a call holds a few megabytes (more from d = 500 on).
 
