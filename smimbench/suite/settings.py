@@ -195,7 +195,7 @@ def _at(values: list[Any] | Range, u: float, written: Any) -> Any:
     return math.floor(value) if whole else min(max(float(f"{value:.4g}"), low), high)
 
 
-def _value(written: Mapping[str, Any], path: Key) -> Any:
+def _value(written: Any, path: Key) -> Any:
     for name in path:
-        written = written.get(name) if isinstance(written, dict) else None  # type: ignore[assignment]
+        written = written.get(name) if isinstance(written, dict) else None
     return written
