@@ -80,7 +80,7 @@ def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
         errors = np.maximum(errors, 1e-6 * limits)
         solve = laws @ penalised(laws, errors, [np.inf, SECOND / 3 * limits.max()])
         value = limits + solve[:, : len(sizes)] @ (excess / errors)
-        # Runs that are further above did not get to the optimum, and would else be 1.00 times themselves.
+        # Runs further above did not reach the optimum; taken as it, their ratio to it would always be 1.
         most = limits * (1 + 2 * (FINITE["lower"] / sizes + SECOND / sizes**2))
         fitted.append((np.clip(value, 1e-3 * limits, most), np.linalg.norm(solve, axis=1)))
     found, source = {}, f"runs of {measured[0].algorithm}"
