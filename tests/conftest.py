@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import Backend, get_backend
-from smimbench.registry.registry import get_registry
+from smimbench.registry.registry import get_registry, set_registry
 
 
 class ReadOnlyNumpy(Backend):
@@ -108,6 +108,20 @@ def _compiled_once() -> None:
             sites = getattr(channel, "sites", channel.tokens)
             z = np.ones((1, layers, sites)) * np.arange(sites)
             channel.posterior(channel.forward(z), 0 * z, np.eye(layers))
+
+
+@pytest.fixture(scope="session")
+def installed() -> int:
+    """How many plugins are loaded where no test has added any."""
+    return len(get_registry().plugins)
+
+
+@pytest.fixture(autouse=True)
+def _plugins_of_one_test(installed):
+    """The next test does not see the plugins of this one: beside code of third parties every run has a process of its own."""
+    yield
+    if len(get_registry().plugins) != installed:
+        set_registry(None)
 
 
 @pytest.fixture
