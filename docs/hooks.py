@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from smimbench.interfaces import Algorithm, Channel, Item, Metric, Model, Prior, StoppingRule
+from smimbench.interfaces import Algorithm, Channel, Inputs, Item, Metric, Model, Prior, StoppingRule
 from smimbench.interfaces.item import describe, optional_members
 
 PAGE = Path(__file__).with_name("hooks.md")
@@ -29,8 +29,8 @@ base class; one that does not is given the same defaults.
 ## Hooks
 
 Functions with the marker `@smimbench.hookimpl` and the argument `register`, to be called with every class:
-`smimbench_register_models`, `smimbench_register_channels`, `smimbench_register_priors`, `smimbench_register_metrics`, and
-`smimbench_register_algorithms`, which takes functions `fit(data)` too.
+`smimbench_register_models`, `smimbench_register_inputs`, `smimbench_register_channels`, `smimbench_register_priors`,
+`smimbench_register_metrics`, and `smimbench_register_algorithms`, which takes functions `fit(data)` too.
 """
 
 
@@ -56,6 +56,7 @@ def page() -> str:
     needs = {
         Channel: "Needs `forward` and either `posterior` or `log_likelihood`.",
         Prior: "Needs `sample` and `denoise`, or `law`.",
+        Inputs: "Needs `draw` or `transform`.",
         Metric: "Needs all of the first list.",
         Algorithm: "Needs `init`, `step` and `estimate`, or `fit(data)` alone, as a method or as a function.",
         StoppingRule: "What `stopping_rule` of a `Plan` returns.",

@@ -181,6 +181,7 @@ def theory(
     model: str | None = None,
     channel: str | None = None,
     prior: str | None = None,
+    inputs: str | None = None,
     results: str | Path | None = None,
     overrides: Iterable[str] = (),
     thresholds: bool = True,
@@ -195,10 +196,10 @@ def theory(
     Parameters
     ----------
     suite : Suite, str or Path
-        As for ``run``; in its place ``model``, ``channel`` and ``prior`` name a problem.
+        As for ``run``; in its place ``model``, ``channel``, ``prior`` and ``inputs`` name a problem.
     alpha : float, sequence of float or str
         Sample ratios, or ``"0.1:0.3:20"``, twenty from 0.1 to 0.3; default: those of the suite.
-    model, channel, prior : str
+    model, channel, prior, inputs : str
         Names of items, whose parameters are given by name, too: ``rho=0.3``; a list makes several problems.
     results : path or None
         Folder of results under which answers are looked up and kept; default: nowhere.
@@ -238,7 +239,7 @@ def theory(
     from smimbench.suite.reader import parse_suite
 
     alphas = None if alpha is None else sample_ratios(alpha)
-    items = {"model": model, "channel": channel, "prior": prior}
+    items = {"model": model, "channel": channel, "prior": prior, "inputs": inputs}
     if suite is None:
         if not any(items.values()):
             raise ValueError("give a suite, or the names of model, channel and prior")

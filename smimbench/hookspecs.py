@@ -27,6 +27,7 @@ __all__ = [
     "hookspec",
     "smimbench_register_algorithms",
     "smimbench_register_channels",
+    "smimbench_register_inputs",
     "smimbench_register_metrics",
     "smimbench_register_models",
     "smimbench_register_priors",
@@ -41,6 +42,11 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 @hookspec
 def smimbench_register_models(register: Callable[[type[Any]], None]) -> None:
     """Register models: how signal and inputs form the latents (see ``smimbench.interfaces.Model``)."""
+
+
+@hookspec
+def smimbench_register_inputs(register: Callable[[type[Any]], None]) -> None:
+    """Register inputs: laws of the tokens (see ``smimbench.interfaces.Inputs``)."""
 
 
 @hookspec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from smimbench.interfaces import Capabilities, Metric
+from smimbench.interfaces import Capabilities, Metric, NotMeasured
 from smimbench.theory import measured_error
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class _PredictionError(Metric):
 
 def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncertain]:
     if MEMORY not in claims.memory:
+        if (why := instance.problem.no_theory) is not None:
+            raise NotMeasured(f"it is an integral over Gaussian latents: {why}")
         inner, signal = instance.problem.model.inner, instance.signal
         claims.memory[MEMORY] = measured_error(
             instance.problem, inner(signal, signal), inner(signal, estimate), inner(estimate, estimate), claims.V

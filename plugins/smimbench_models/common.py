@@ -1,4 +1,4 @@
-"""Shared by both models: drawing inputs, counting samples, chunking, aligning estimates by symmetry, checking shapes."""
+"""Shared by both models: counting samples, chunking, aligning estimates by symmetry, checking shapes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 
 # Numbers for each latent that a posterior holds at once on an accelerator. Doubled: more chunks where memory is short.
 _POSTERIOR_NUMBERS = 64
-# Bytes drawn at once where the numbers must be rounded to another dtype. Doubled: twice the buffer.
-DRAW_BYTES = 1 << 21
 
 
 class TokenModel(Model):
-    """Base class of models with tokens of iid N(0, 1) entries; subclasses define signal and latents."""
+    """Base class of models; subclasses define signal and latents."""
 
     tokens: int
     version = 1
@@ -49,20 +47,6 @@ class TokenModel(Model):
     def sample_ratio(self, n: int, dimension: int) -> float:
         """Sample ratio ``n / d`` or ``n / d^2``."""
         return n / self._unit(dimension)
-
-    def draw_inputs(self, rng: np.random.Generator, out: Host) -> None:
-        """Fill the host array ``out`` (n, T, d) with iid N(0, 1) numbers, in place.
-
-        The numbers are drawn in float64 whatever the dtype of ``out``, so that all dtypes see the same instance, rounded.
-        """
-        if out.dtype == np.float64 and out.flags.c_contiguous:
-            rng.standard_normal(out=out)
-            return
-        row = max(1, out[0].size) if len(out) else 1
-        step = max(1, DRAW_BYTES // (8 * row))
-        for start in range(0, len(out), step):
-            part = out[start : start + step]
-            part[...] = rng.standard_normal(part.shape)
 
     def chunks(
         self,

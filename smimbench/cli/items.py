@@ -36,14 +36,16 @@ STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 @command(
     click.Argument(
-        ["kind"], required=False, type=click.Choice(["models", "channels", "priors", "metrics", "algorithms", "suites"])
+        ["kind"],
+        required=False,
+        type=click.Choice(["models", "inputs", "channels", "priors", "metrics", "algorithms", "suites"]),
     ),
     JSON,
     name="list",
     of_a_suite=False,
 )
 def list_items(request: Request, kind: str | None) -> int:
-    """List models, channels, priors, metrics, algorithms and suites."""
+    """List models, inputs, channels, priors, metrics, algorithms and suites."""
     from smimbench.report.catalogue import item_documents, print_items
 
     request.answer(item_documents(kind), print_items)
@@ -113,14 +115,14 @@ def check(
 
 
 @command(
-    click.Argument(["kind"], type=click.Choice(["channel", "prior", "algorithm"])),
+    click.Argument(["kind"], type=click.Choice(["inputs", "channel", "prior", "algorithm"])),
     click.Argument(["name"]),
     output_option("Folder to write [default: ./smimbench-NAME].", folder=True, required=False),
     JSON,
     of_a_suite=False,
 )
 def new(request: Request, kind: str, output: Path | None) -> int:
-    """Create a working package for a channel, prior or algorithm of your own, to edit."""
+    """Create a working package for inputs, a channel, prior or algorithm of your own, to edit."""
     from smimbench.registry.scaffold import write_package
 
     made = write_package(kind, request.name, output)

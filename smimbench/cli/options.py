@@ -207,7 +207,7 @@ class Request:
             return parse_suite(path, self.text, self.overrides, self.only)
         except SuiteError as error:
             said = str(error).removeprefix(f"{path}: ")
-            raise click.UsageError(re.sub(r"^problem\.(model|channel|prior)\.", "--", said)) from None
+            raise click.UsageError(re.sub(r"^problem\.(model|channel|prior|inputs)\.", "--", said)) from None
 
     def settings(self) -> Settings | None:
         """The only run in a results folder; None if a suite is named instead.

@@ -69,6 +69,7 @@ def _sample_ratios(ctx: click.Context, param: click.Parameter, texts: tuple[str,
     ),
     option("See --model.", "--channel", metavar="NAME"),
     option("See --model.", "--prior", metavar="NAME"),
+    option("See --model; default: independent Gaussian tokens.", "--inputs", metavar="NAME"),
     option(
         "Sample ratios instead of the suite's: 0.1 or 0.1,0.2,0.5 or 0.1:0.3:20 (from, to, how many); repeatable.",
         "--alpha",
@@ -104,6 +105,7 @@ def theory(
     model: str | None,
     channel: str | None,
     prior: str | None,
+    inputs: str | None,
     alphas: list[float],
     figure: bool,
     width: str | None,
@@ -133,7 +135,7 @@ def theory(
         theory_document,
     )
 
-    request = _asked(request, words, {"model": model, "channel": channel, "prior": prior}, alphas)
+    request = _asked(request, words, {"model": model, "channel": channel, "prior": prior, "inputs": inputs}, alphas)
     if resolve >= 1:
         raise click.BadParameter(f"must be below 100%, got {100 * resolve:g}%", param_hint="--resolve")
     if request.as_json and as_csv:

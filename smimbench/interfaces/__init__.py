@@ -1,4 +1,4 @@
-"""The five contracts (model, channel, prior, metric, algorithm) and the small data types that pass between them.
+"""The six contracts (model, inputs, channel, prior, metric, algorithm) and the small data types that pass between them.
 
 Every item is an immutable object, usually a frozen dataclass: its fields are its parameters, its class attributes
 ``name``, ``version``, ``reference`` and ``capabilities`` say what it is. ``version`` is an integer that is raised
@@ -32,6 +32,7 @@ from smimbench.interfaces.algorithm import (
 from smimbench.interfaces.basics import Array, Capabilities, Cost, Host, ParameterError, Uncertain, require
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior, Sampling
 from smimbench.interfaces.checks import checked_posterior
+from smimbench.interfaces.inputs import Inputs
 from smimbench.interfaces.item import Item, takes
 from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
 from smimbench.interfaces.model import Model
@@ -54,6 +55,7 @@ __all__ = [
     "Factor",
     "Host",
     "Info",
+    "Inputs",
     "Item",
     "Law",
     "Metric",

@@ -17,7 +17,7 @@ DECLARED = ("name", "version", "reference", "capabilities")
 
 
 class Item:
-    """Base class of models, channels, priors, metrics and algorithms.
+    """Base class of models, inputs, channels, priors, metrics and algorithms.
 
     Parameters are the fields of a dataclass. Bad values raise ``smimbench.ParameterError(key, "must be ..., got ...")``.
     """

@@ -21,7 +21,6 @@ class Model(Item):
         "sample_count",
         "sample_ratio",
         "signal_shape",
-        "draw_inputs",
         "draw_noise",
         "forward",
         "adjoint",
@@ -57,10 +56,6 @@ class Model(Item):
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
         """Shape of a signal: (P, D) or (P, D, D)."""
-        raise NotImplementedError
-
-    def draw_inputs(self, rng: np.random.Generator, out: Array) -> None:
-        """Fill the host array ``out`` (n, T, D) with iid N(0, 1) numbers, in place."""
         raise NotImplementedError
 
     def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Array:

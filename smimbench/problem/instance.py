@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from smimbench.backend.device import Backend
-    from smimbench.interfaces import Array, Channel, Host, Model, Start
+    from smimbench.interfaces import Array, Host, Inputs, Start
 
 DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""
+HOST_BLOCK = 1 << 18
+"""Numbers drawn at once on the host. Doubled: the buffer leaves the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,10 +188,30 @@ class Instance:
         return Claims(V, teacher, aligned, move @ V @ move.T)
 
 
+def fill(out: Host, inputs: Inputs, rng: np.random.Generator) -> None:
+    """Draw tokens (n, T, D) into ``out``; in float64 whatever its dtype, so that all dtypes see the same instance, rounded."""
+    if inputs.transform is None:
+        out[...] = drawn(inputs, rng, *out.shape)
+        return
+    step = max(1, HOST_BLOCK // max(1, math.prod(out.shape[1:])))
+    for start in range(0, len(out), step):
+        part = out[start : start + step]
+        part[...] = inputs.transform(rng.standard_normal(part.shape))
+
+
+def drawn(inputs: Inputs, rng: np.random.Generator, *shape: int) -> Host:
+    """Tokens from the method ``draw`` of inputs; ValueError for another shape, or numbers that are not real."""
+    found = np.asarray(inputs.draw(rng, *shape))
+    if found.shape != shape or found.dtype.kind not in "fiu":
+        raise ValueError(
+            f"inputs {inputs.name!r}: draw must give {shape} real numbers, got {found.dtype} {found.shape}"
+        )
+    return found
+
+
 def draw_on(
     device: Backend,
-    model: Model,
-    channel: Channel,
+    problem: Any,
     signal: Host,
     n: int,
     block_seed: Callable[[int], np.random.SeedSequence],
@@ -197,7 +219,7 @@ def draw_on(
     dtype: str,
 ) -> tuple[Array, Array]:
     """Inputs and labels drawn on a device; inputs that do not fit are discarded and drawn again when they are read."""
-    xp = device.xp
+    xp, model, channel, law = device.xp, problem.model, problem.channel, problem.inputs
     shape = (n, model.tokens, signal.shape[-1])
     number, wide = (getattr(xp, name) for name in stored_types(dtype))
     stays = fits(math.prod(shape) * (xp.finfo(number).bits // 8), device)
@@ -208,7 +230,12 @@ def draw_on(
 
     def draw(block: int) -> Array:
         rows = min(size, n - block * size)
-        return xp.astype(device.standard_normal(block_seed(block))((rows, *shape[1:])), number, copy=False)
+        if law.transform is not None:
+            x = law.transform(device.standard_normal(block_seed(block))((rows, *shape[1:])))
+        else:
+            own = np.random.Generator(np.random.PCG64DXSM(block_seed(block)))
+            x = device.asarray(drawn(law, own, rows, *shape[1:]), dtype="float64")
+        return xp.astype(x, number, copy=False)
 
     inputs = xp.empty(shape if stays else (0, *shape[1:]), dtype=number, device=device.device)
     if not stays:

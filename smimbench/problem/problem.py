@@ -1,4 +1,4 @@
-"""A problem combines a model, a channel and a prior; it defines their specification, instances and initial estimates."""
+"""A problem combines a model, inputs, a channel and a prior; it defines their specification, instances and initial estimates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.files import ForeseenError, canonical_json, error_line, error_place
-from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
+from smimbench.interfaces import Channel, Cost, Data, Inputs, Model, ParameterError, Prior, Start
 from smimbench.numerics.seeds import STREAMS, words
-from smimbench.problem.instance import Instance, draw_on, stored_types
+from smimbench.problem.instance import Instance, draw_on, fill, stored_types
 from smimbench.registry.parameters import build, parameters_of, signature_of
 from smimbench.registry.registry import RegistryError, get_registry
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 CODE = ("version", "source")
 """Keys of a specification that say which code is meant, not which mathematics."""
 
+DEFAULT_INPUTS = "gaussian"
+"""Inputs of a problem that names none; left out of its specification."""
 
 SECRET = 2**62
 """Roots from here on are those of secret seeds: each stream has a hash of its own in place of the root, so that a stream, or the
@@ -47,6 +49,10 @@ class ProblemError(ForeseenError, ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.key, self.message)  # a worker process hands it to its parent
+
+
+class NoTheoryError(ProblemError):
+    """No theory is known for the inputs of a problem."""
 
 
 class ItemError(ProblemError):
@@ -90,11 +96,11 @@ def _parameters(spec: Mapping[str, Any], usual: Mapping[str, Any] = MappingProxy
 
 
 class Problem:
-    """A compatible combination of model, channel and prior.
+    """A compatible combination of model, inputs, channel and prior.
 
     Parameters
     ----------
-    model, channel, prior : str or mapping
+    model, channel, prior, inputs : str or mapping
         A name, or a table ``{"name": ..., parameter: value, ...}``.
 
     Raises
@@ -112,15 +118,27 @@ class Problem:
     model: Model
     channel: Channel
     prior: Prior
+    inputs: Inputs
 
     def __init__(
-        self, model: str | Mapping[str, Any], channel: str | Mapping[str, Any], prior: str | Mapping[str, Any]
+        self,
+        model: str | Mapping[str, Any],
+        channel: str | Mapping[str, Any],
+        prior: str | Mapping[str, Any],
+        inputs: str | Mapping[str, Any] = DEFAULT_INPUTS,
     ) -> None:
         self.spec: dict[str, JsonObject] = {}
         self._defaults: dict[str, JsonObject] = {}
         self.model = self._make("model", model)
         self.channel = self._make("channel", channel, tokens=self.model.tokens)
         self.prior = self._make("prior", prior)
+        self.inputs = self._make("inputs", inputs)
+        if self.inputs.shape is not None and self.inputs.shape[0] != self.model.tokens:
+            raise ProblemError(
+                "model.tokens", f"must be {self.inputs.shape[0]}, as of the inputs, got {self.model.tokens}"
+            )
+        if self.spec["inputs"]["name"] == DEFAULT_INPUTS and "distribution" not in self.spec["inputs"]:
+            del self.spec["inputs"]  # keys of results do not change
         with explained("channel", ItemError):
             self.channel = complete_channel(self.channel, self.model)
             self.components: int = int(self.channel.components)
@@ -155,6 +173,24 @@ class Problem:
         """Short human-readable name of the problem; parameters with default values are left out."""
         inner = {kind: _parameters(spec, self._defaults[kind]) for kind, spec in self.spec.items()}
         return " ".join(spec["name"] + (f"({inner[kind]})" if inner[kind] else "") for kind, spec in self.spec.items())
+
+    @property
+    def no_theory(self) -> str | None:
+        """Reason why there is no theory for these inputs, or None."""
+        law, tokens = self.inputs, self.model.tokens
+        plain = law.token_covariance is None or np.array_equal(law.token_covariance(tokens), np.eye(tokens))
+        if (
+            law.gaussian
+            and plain
+            and (law.feature_variances is None or (np.asarray(law.feature_variances(8)) == 1).all())
+        ):
+            return None
+        return f"no theory is known for the tokens of {law.name!r}, and none is claimed"
+
+    def require_theory(self) -> None:
+        """Raise NoTheoryError if there is no theory for these inputs."""
+        if (why := self.no_theory) is not None:
+            raise NoTheoryError("theory", why)
 
     @property
     def identity(self) -> str:
@@ -204,14 +240,7 @@ class Problem:
             inputs, labels = self.draw(signal, n, stream("data"), dtype)
         else:
             inputs, labels = draw_on(
-                device,
-                self.model,
-                self.channel,
-                signal,
-                n,
-                lambda block: seeds("data", "device", str(block)),
-                stream("data"),
-                dtype,
+                device, self, signal, n, lambda block: seeds("data", "device", str(block)), stream("data"), dtype
             )
         return Instance(self, signal, inputs, labels, self.model.sample_ratio(n, dimension))
 
@@ -220,7 +249,7 @@ class Problem:
         model: Any = self.model
         stored, wide = stored_types(dtype)
         inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=stored)
-        model.draw_inputs(rng, inputs)
+        fill(inputs, self.inputs, rng)
         labels: Host | None = None
         for part in model.chunks(n, signal.shape[-1], self.components):
             z = model.forward(np.asarray(inputs[part], dtype=np.float64), signal)

@@ -113,6 +113,23 @@ def takes_lists(cls: Any, kind: str, name: str) -> bool:
     return Any in kinds or any((typing.get_origin(one) or one) in (tuple, list) for one in kinds)
 
 
+def is_value(cls: Any, kind: str, name: str, value: Any) -> bool:
+    """Whether a list can be one value of a parameter, by its annotation; False where there is none."""
+    import pydantic
+
+    field = _schema(cls, kind)[2].model_fields.get(name)
+    if field is None or field.annotation is Any:
+        return False
+    adapter = pydantic.TypeAdapter(
+        field.annotation, config=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
+    )
+    try:
+        adapter.validate_python(_tuples({name: value}, {name: field.annotation})[name])
+    except pydantic.ValidationError:
+        return False
+    return True
+
+
 def parameters_of(kind: str, item: Any) -> JsonObject:
     """Parameters of an item with defaults, as plain JSON values; parameters set by the engine are left out."""
     names = [n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())]

@@ -20,7 +20,7 @@ import pluggy
 
 from smimbench import hookspecs
 from smimbench.files import ForeseenError, error_line, suggestion
-from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Metric, Model, Prior
+from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Inputs, Metric, Model, Prior
 from smimbench.interfaces.checks import shown
 from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
 from smimbench.registry.adapters import algorithm_class
@@ -34,12 +34,14 @@ if TYPE_CHECKING:
 
 BASES: dict[str, type[Item]] = {
     "model": Model,
+    "inputs": Inputs,
     "channel": Channel,
     "prior": Prior,
     "metric": Metric,
     "algorithm": Algorithm,
 }
 KINDS = tuple(BASES)
+PLURALS = {kind: f"{kind.removesuffix('s')}s" for kind in KINDS}
 GROUP = "smimbench"
 BUILT_IN = "smimbench"
 
@@ -143,10 +145,10 @@ class Registry:
         self._load_installed()
         for path in self.paths:
             self._load_path(Path(path))
-        if not any(entry.distribution == BUILT_IN for entry in self._entries):
+        if missing := {*KINDS} - {entry.kind for entry in self._entries if entry.distribution == BUILT_IN}:
             raise RegistryError(
-                "the models, channels, priors, metrics and algorithms of smimbench are not registered; "
-                "install the package (pip install .) instead of running from a bare folder"
+                f"the {' and '.join(PLURALS[kind] for kind in KINDS if kind in missing)} of smimbench are not registered; "
+                "install the package (pip install .) instead of running from a bare folder, or again after an update"
             )
 
     def _load_installed(self) -> None:
@@ -189,7 +191,7 @@ class Registry:
             others = self._manager.get_plugins()
             self._manager.register(module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}")
             for kind in KINDS:
-                hook = self._manager.subset_hook_caller(f"smimbench_register_{kind}s", others)
+                hook = self._manager.subset_hook_caller(f"smimbench_register_{PLURALS[kind]}", others)
                 hook(register=functools.partial(self._register, plugin, kind))
         except BaseException as error:  # a plugin may raise anything, and must harm nothing else
             if isinstance(error, KeyboardInterrupt):
@@ -278,7 +280,7 @@ class Registry:
                 raise RegistryError(f"unknown {kind} {name!r}; {suggestion(plain, known)}{own}")
             theirs, ours = _models(named), ", ".join(known) or "none"
             raise RegistryError(
-                f"{kind} {name!r} belongs to model {theirs}, not to {model!r}; {kind}s of {model!r}: {ours}"
+                f"{kind} {name!r} belongs to model {theirs}, not to {model!r}; {PLURALS[kind]} of {model!r}: {ours}"
             )
         # What ships keeps its plain name: an added package must not change what an old suite means.
         fitting = [entry for entry in fitting if entry.distribution == BUILT_IN] or fitting

@@ -1,4 +1,4 @@
-"""Creates packages for new plugins: a working channel, prior or algorithm to edit."""
+"""Creates packages for new plugins: working inputs, a channel, a prior or an algorithm to edit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 
-KINDS = ("channel", "prior", "algorithm")
+KINDS = ("inputs", "channel", "prior", "algorithm")
 
 
 class ScaffoldError(ForeseenError):
@@ -43,7 +43,7 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
     Parameters
     ----------
     kind : str
-        ``"channel"``, ``"prior"`` or ``"algorithm"``.
+        ``"inputs"``, ``"channel"``, ``"prior"`` or ``"algorithm"``.
     name : str
         Lower-case letters, digits and ``-`` or ``_``, beginning with a letter: ``mine`` gives the item ``mine`` in the package
         ``smimbench_mine`` of the distribution ``smimbench-mine``.

@@ -14,7 +14,7 @@ from typing import Any
 
 LENGTH = 12
 """Digits of the hash."""
-KINDS = ("models", "channels", "priors", "metrics", "algorithms")
+KINDS = ("models", "inputs", "channels", "priors", "metrics", "algorithms")
 SHARED = ("site-packages", "dist-packages")
 """Folders of unrelated packages."""
 OWN = ("smimbench", *(f"smimbench_{kind}" for kind in KINDS))

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from smimbench.files import suggestion
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
-from smimbench.registry.registry import KINDS, RegistryError, get_registry
+from smimbench.registry.registry import PLURALS, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
 from smimbench.report.prose import readable_prose
 from smimbench.suite import SuiteError
@@ -35,9 +35,9 @@ _INFO = (
 def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
     """Items of a kind given in the plural (None: all kinds, and suites), as JSON."""
     found: dict[str, list[JsonObject]] = {}
-    for name in KINDS:
-        if kind in (None, f"{name}s"):
-            found[f"{name}s"] = [_item_document(entry) for entry in get_registry().entries(name)]
+    for name, plural in PLURALS.items():
+        if kind in (None, plural):
+            found[plural] = [_item_document(entry) for entry in get_registry().entries(name)]
     if kind in (None, "suites"):
         found["suites"] = [_suite_document(name) for name in shipped_suites()]
     return found

@@ -22,7 +22,7 @@ from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json, remove_leftovers
 from smimbench.problem.problem import CODE, SECRET, ProblemError
-from smimbench.registry.registry import get_registry
+from smimbench.registry.registry import KINDS, get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, Shard, cells_of_shard, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
@@ -308,7 +308,10 @@ def other_versions(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list
 
 
 def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
-    return {**{kind: cell["problem"][kind] for kind in ("model", "channel", "prior")}, "algorithm": cell["algorithm"]}
+    return {
+        **{kind: cell["problem"][kind] for kind in KINDS if kind in cell["problem"]},
+        "algorithm": cell["algorithm"],
+    }
 
 
 def _without_parameters(cell: Mapping[str, Any]) -> str:

@@ -207,6 +207,7 @@ class TheoryCache:
         return self._memory[kind, key, ratio]
 
     def _solved(self, what: str, problem: Problem, *more: Any) -> Iterator[Any]:
+        problem.require_theory()
         if not self.solves:
             self.is_missing = True
             raise NotStored("theory", "not stored")
@@ -397,7 +398,7 @@ class Solver:
         """
         key = canonical_json(spec)
         if key not in self._problems:
-            self._problems[key] = Problem(*(as_table(spec[kind]) for kind in ("model", "channel", "prior")))
+            self._problems[key] = Problem(**{kind: as_table(own) for kind, own in spec.items()})
         problem, cache = self._problems[key], self._cache
         cache.predicts = predicts
         if problem.spec != spec:

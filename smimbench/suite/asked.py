@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 KINDS = ("model", "channel", "prior")
+"""Items that a problem needs."""
 TOKENS = 2
 """Default number of tokens, as in the papers."""
 
@@ -24,7 +25,7 @@ title = "{title}"
 model   = {{ name = {model}{tokens} }}
 channel = {{ name = {channel} }}
 prior   = {{ name = {prior} }}
-[grid]
+{inputs}[grid]
 alpha     = {alphas}
 dimension = [100]
 """
@@ -76,7 +77,8 @@ def suite_of_items(
         raise ValueError(f"a problem without a suite needs {' and '.join(missing)}, too")
     if not alphas:
         raise ValueError("a problem without a suite needs its sample ratios: alpha 0.1, or 0.1:0.3:20")
-    found = {kind: get_registry().get(kind, str(items[kind]), items["model"]) for kind in KINDS}
+    kinds = KINDS if items.get("inputs") is None else (*KINDS, "inputs")
+    found = {kind: get_registry().get(kind, str(items[kind]), items["model"]) for kind in kinds}
     known = {
         kind: [name for name in signature_of(entry.item) if name not in ENGINE_FILLED.get(kind, ())]
         for kind, entry in found.items()
@@ -84,15 +86,16 @@ def suite_of_items(
     given = []
     for name, value in parameters.items():
         text = value if isinstance(value, str) else json.dumps(value, default=plain_value)
-        owners = [kind for kind in KINDS if name in known[kind]]
+        owners = [kind for kind in kinds if name in known[kind]]
         if not owners:
-            listed = "; ".join(f"{kind}: {', '.join(known[kind])}" for kind in KINDS if known[kind])
+            listed = "; ".join(f"{kind}: {', '.join(known[kind])}" for kind in kinds if known[kind])
             raise ValueError(f"{name} is no option and no parameter of this problem ({listed})")
         if len(owners) > 1:
             raise ValueError(f"{' and '.join(owners)} have {name}: set problem.{owners[0]}.{name}={text}")
         given.append(f"problem.{owners[0]}.{name}={text}")
     names = {kind: json.dumps(items[kind]) for kind in KINDS}
-    plain = [str(items[kind]).rpartition(":")[2] for kind in KINDS]
+    names["inputs"] = f"inputs  = {{ name = {json.dumps(items['inputs'])} }}\n" if "inputs" in kinds else ""
+    plain = [str(items[kind]).rpartition(":")[2] for kind in kinds]
     tokens = f", tokens = {TOKENS}" if "tokens" in known["model"] else ""
     text = TEXT.format(title=", ".join(plain), alphas=list(alphas), tokens=tokens, **names)
     return "-".join(plain), text, given

@@ -57,7 +57,7 @@ def override(document: JsonObject, text: str, file: str) -> None:
         if isinstance(node, list):
             node = _pick(node, key, f"--set {text}", where)
         else:
-            if key in ("model", "channel", "prior") and isinstance(node.get(key), str):
+            if key in ("model", "inputs", "channel", "prior") and isinstance(node.get(key), str):
                 node[key] = {"name": node[key]}
             node = node.setdefault(key, {})
         if not isinstance(node, (dict, list)):

@@ -17,7 +17,7 @@ from smimbench.files import canonical_json, printable, suggestion
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained, specification
 from smimbench.registry.metrics import find_metric
-from smimbench.registry.parameters import build, explain_validation, unknown_key
+from smimbench.registry.parameters import build, explain_validation, is_value, unknown_key
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade
@@ -26,7 +26,7 @@ from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
 from smimbench.suite.settings import axes_of, budget, by_hand, product, tune_of, with_setting, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import Any
 
     from smimbench.files import JsonObject
@@ -293,7 +293,7 @@ class _Reader:
             (kind, name): values
             for kind, parameters in tables.items()
             for name, values in parameters.items()
-            if isinstance(values, list)
+            if isinstance(values, list) and not _is_value(kind, tables, name)
         }
         if (size := cells * math.prod(map(len, axes.values()))) > largest:
             why = f"{size:,} cells are more than grid.max_cells = {largest:,}"
@@ -456,6 +456,16 @@ class _Reader:
                 f"published values of another problem are left out: {'; '.join(dict.fromkeys(elsewhere))}"
             )
         return [replace(plan, references=tuple(owned[plan.problem.identity])) for plan in plans]
+
+
+def _is_value(kind: str, tables: Mapping[str, JsonObject], name: str) -> bool:
+    """Whether a list is one value of a parameter, and no axis of the grid."""
+    try:
+        model = None if kind == "model" else str(tables["model"].get("name"))
+        item = get_registry().get(kind, str(tables[kind].get("name")), model).item
+    except RegistryError:  # said when the problem is made
+        return False
+    return is_value(item, kind, name, tables[kind][name])
 
 
 def _families(label: str, built: Sequence[tuple[Setting, JsonObject, Any]], plan: ProblemPlan) -> list[str | None]:

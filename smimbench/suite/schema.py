@@ -15,6 +15,7 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from smimbench.interfaces.checks import LARGEST
+from smimbench.problem.problem import DEFAULT_INPUTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -150,22 +151,28 @@ class Grid(Axes):
 
 
 class Items(Table):
-    """Model, channel and prior, by name or as a table with parameters."""
+    """Model, channel, prior and inputs, by name or as a table with parameters."""
 
     model: Item = Field(description="How the signal meets the inputs.")
     channel: Item = Field(description="How the latents become the label.")
     prior: Item = Field(description="The law of the signal.")
+    inputs: Item = Field(
+        default=DEFAULT_INPUTS, description="The law of the tokens; default: independent Gaussian ones."
+    )
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Model, channel and prior, each as a table."""
+        """Model, channel and prior, each as a table, and inputs that are not the default."""
         written = {"model": self.model, "channel": self.channel, "prior": self.prior}
+        if self.inputs != DEFAULT_INPUTS:
+            written["inputs"] = self.inputs
         return {kind: {"name": one} if isinstance(one, str) else dict(one) for kind, one in written.items()}
 
 
 class ProblemTable(Items):
-    """``[problem]`` or ``[[problems]]``: model, channel and prior, by name or as a table with parameters.
+    """``[problem]`` or ``[[problems]]``: model, channel, prior and inputs, by name or as a table with parameters.
 
-    A parameter that is a list becomes a further axis of the grid. ``smimbench info NAME`` shows the parameters of an item.
+    A list becomes a further axis of the grid, unless it is itself a value of the parameter.
+    ``smimbench info NAME`` shows the parameters of an item.
     """
 
     label: str = Field(default="", description="Name in tables; default: made of the items.")
@@ -234,8 +241,8 @@ class Reference(Table):
     label: str = Field(description="Name in figures.")
     source: str = Field(description="Where the values are published.")
     problem: Items = Field(
-        description="`model`, `channel` and `prior` of the values, as in `[problem]`. They are left out where no problem of "
-        "the suite has exactly these parameters."
+        description="`model`, `channel`, `prior` and `inputs` of the values, as in `[problem]`. They are left out where no "
+        "problem of the suite has exactly these parameters."
     )
     alpha: ListOf[float] = Field(description="Sample ratios.")
     value: Annotated[ListOf[float], AfterValidator(_one_for_each_alpha)] = Field(

@@ -1,4 +1,4 @@
-"""Published checks of models, channels, priors, metrics and algorithms, for the authors of plugins.
+"""Published checks of models, inputs, channels, priors, metrics and algorithms, for the authors of plugins.
 
 In a test of your own, with pytest:
 

@@ -344,7 +344,7 @@ def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
         problem_label=setting.name, algorithm_label=problem.label,
     )  # fmt: skip
     # Items as registered, without what the engine has put around them.
-    parts = {kind: getattr(problem, kind) for kind in ("model", "channel", "prior")}
+    parts = {kind: getattr(problem, kind) for kind in ("model", "inputs", "channel", "prior")}
     bare = {kind: getattr(part, kind, part) for kind, part in parts.items()}
     with using(OverlayRegistry({**bare, "algorithm": item})):
         return run_cell(cell)

@@ -18,7 +18,7 @@ from smimbench.interfaces import ParameterError, Prior
 from smimbench.interfaces.item import gives
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import KINDS, get_registry, what_is_wrong
-from smimbench.testing import algorithms, channels, models, priors
+from smimbench.testing import algorithms, channels, inputs, models, priors
 from smimbench.testing.core import (
     CheckFailed,
     elsewhere,
@@ -116,11 +116,13 @@ def bad_parameters(context: CheckContext) -> None:
 
 
 def _expect_usable(context: CheckContext, item: Any, how: str) -> None:
-    """Check that a parameter value accepted by a channel or a prior gives finite numbers."""
+    """Check that a parameter value accepted by inputs, a channel or a prior gives finite numbers."""
     advice = "refuse it in __post_init__ with smimbench.ParameterError"
     if context.kind == "channel":
         z = context.rng(1).standard_normal((50, int(item.components), context.models[0].sites))
         drawn, error = attempt(lambda: np.asarray(item.forward(z, rng=context.rng(2))))
+    elif context.kind == "inputs":
+        drawn, error = attempt(lambda: inputs.tokens(item, 4, context.rng(3)))
     elif context.kind == "prior" and gives(Prior, type(item), "sample"):
         drawn, error = attempt(lambda: np.asarray(item.sample(context.rng(3), 1, 12)))
     else:
@@ -133,7 +135,13 @@ def _expect_usable(context: CheckContext, item: Any, how: str) -> None:
         raise CheckFailed(f"{how} is accepted but gives numbers that are not finite; {advice}")
 
 
-OF_KIND: dict[str, Any] = {"model": models, "channel": channels, "prior": priors, "algorithm": algorithms}
+OF_KIND: dict[str, Any] = {
+    "model": models,
+    "inputs": inputs,
+    "channel": channels,
+    "prior": priors,
+    "algorithm": algorithms,
+}
 
 
 def _each(what: str, context: CheckContext) -> Iterator[tuple[Any]]:
@@ -142,7 +150,7 @@ def _each(what: str, context: CheckContext) -> Iterator[tuple[Any]]:
         yield (one,)
 
 
-array_check = partial(published, ("model", "channel", "prior"), cases=partial(_each, "calls"))
+array_check = partial(published, ("model", "inputs", "channel", "prior"), cases=partial(_each, "calls"))
 
 
 @published(

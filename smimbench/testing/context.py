@@ -173,7 +173,7 @@ def _why_refused(channel: Any, model: Any) -> str:
 
 
 def kind_of(item: Any) -> str:
-    """Kind of an item (model, channel, prior, metric or algorithm), from the methods it has.
+    """Kind of an item (model, inputs, channel, prior, metric or algorithm), from the methods it has.
 
     Raises
     ------
@@ -181,7 +181,8 @@ def kind_of(item: Any) -> str:
         If it is none of them.
     """
     signs = {
-        "model": ("draw_inputs",),
+        "model": ("adjoint",),
+        "inputs": ("draw", "transform"),
         "channel": ("posterior", "log_likelihood"),
         "prior": ("denoise", "law"),
         "metric": ("measure",),
@@ -191,7 +192,7 @@ def kind_of(item: Any) -> str:
         if any(hasattr(item, name) for name in signs[kind]):
             return kind
     listed = "; ".join(f"{kind}: {' or '.join(names)}" for kind, names in signs.items())
-    raise CheckError(f"{item!r} is not a model, channel, prior, metric or algorithm, which have ({listed})")
+    raise CheckError(f"{item!r} is no model, inputs, channel, prior, metric or algorithm, which have ({listed})")
 
 
 def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None = None) -> Any:

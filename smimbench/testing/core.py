@@ -63,7 +63,7 @@ class Check:
     id : str
         Its name, for ever.
     kind : str
-        ``"model"``, ``"channel"``, ``"prior"``, ``"metric"`` or ``"algorithm"``.
+        ``"model"``, ``"inputs"``, ``"channel"``, ``"prior"``, ``"metric"`` or ``"algorithm"``.
     meaning : str
         What a failure means, in a sentence.
     required : bool

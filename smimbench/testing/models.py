@@ -21,13 +21,6 @@ if TYPE_CHECKING:
 model_check = partial(published, ("model",), cases=lambda context: [(context.item,)])
 
 
-def inputs(model: Any, n: int, dimension: int, rng: np.random.Generator, dtype: str = "float64") -> Array:
-    """Draw inputs as the engine does."""
-    out = np.empty((n, model.tokens, dimension), dtype=dtype)
-    model.draw_inputs(rng, out)
-    return out
-
-
 def signal(model: Any, components: int, dimension: int, rng: np.random.Generator) -> Array:
     """A signal of the right shape: a draw of a prior of this model, or the model's noise."""
     draws = [*(prior.sample for prior in shipped("prior", model)), model.draw_noise]
@@ -37,7 +30,7 @@ def signal(model: Any, components: int, dimension: int, rng: np.random.Generator
 def drawn(context: CheckContext, n: int, P: int, D: int, seed: int) -> tuple[Array, Array, Array]:
     """Random inputs (n, T, D), a signal, and numbers (n, P, C) in place of latents."""
     model = context.item
-    X, S = inputs(model, n, D, context.rng(seed)), signal(model, P, D, context.rng(seed + 1))
+    X, S = context.rng(seed).standard_normal((n, model.tokens, D)), signal(model, P, D, context.rng(seed + 1))
     return X, S, context.rng(seed + 2).standard_normal((n, P, model.sites))
 
 
@@ -55,11 +48,7 @@ def calls(context: CheckContext) -> Iterator[Call]:
 def draws(context: CheckContext) -> Iterator[Draw]:
     """Methods of a model that draw random numbers; single precision must get the same numbers."""
     model = context.item
-    narrow, wide = (inputs(model, 6, 5, context.rng(81), dtype) for dtype in ("float32", "float64"))
-    if not np.allclose(narrow, wide, rtol=1e-6, atol=1e-6):
-        raise CheckFailed("draw_inputs gives a float32 array different numbers than a float64 array")
-    yield Draw("draw_inputs", partial(inputs, model, 6, 5), varies=True)
-    yield Draw("draw_noise", lambda rng: model.draw_noise(rng, 1, 5))
+    yield Draw("draw_noise", lambda rng: model.draw_noise(rng, 1, 5), varies=True)
 
 
 def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:

@@ -27,7 +27,14 @@ TOGETHER = 4
 
 
 def curve_of(problem: Problem) -> Curve:
-    """The curve of fixed points of a problem, by the solver that fits it; computed once per problem."""
+    """The curve of fixed points of a problem, by the solver that fits it; computed once per problem.
+
+    Raises
+    ------
+    NoTheoryError
+        If no theory is known for the inputs.
+    """
+    problem.require_theory()
     return (
         ScalarCurve.of(problem)
         or fixed_point_curve(problem)

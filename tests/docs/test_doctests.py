@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 PACKAGES = (
-    "smimbench", "smimbench_models", "smimbench_channels", "smimbench_priors", "smimbench_metrics", "smimbench_algorithms",
+    "smimbench", "smimbench_models", "smimbench_inputs", "smimbench_channels", "smimbench_priors", "smimbench_metrics",
+    "smimbench_algorithms",
 )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_optional_members_are_few_and_say_what_happens_without_them():
 
 ITEMS = (
     "smimbench",
-    *(f"plugins/smimbench_{kind}" for kind in ("models", "channels", "priors", "algorithms", "metrics")),
+    *(f"plugins/smimbench_{kind}" for kind in ("models", "inputs", "channels", "priors", "algorithms", "metrics")),
 )
 
 

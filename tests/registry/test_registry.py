@@ -31,7 +31,7 @@ def test_everything_that_ships_comes_through_entry_points():
     registry = Registry()
     assert {plugin.distribution for plugin in registry.plugins} >= {BUILT_IN}
     own = [plugin for plugin in registry.plugins if plugin.distribution == BUILT_IN]
-    assert {plugin.name for plugin in own} == {"models", "channels", "priors", "metrics", "algorithms"}
+    assert {plugin.name for plugin in own} == {"models", "inputs", "channels", "priors", "metrics", "algorithms"}
     assert all(plugin.status == "loaded" and plugin.version for plugin in own)
     assert built_in_names(registry) >= {
         ("model", "attention-indexed"),

@@ -157,7 +157,7 @@ def test_bad_requests(capsys, arguments, message):
 def test_one_check_of_one_item_in_python():
     found = {b.id: b for b in bound_checks(["gaussian"])}
     found["gaussian-nishimori"]()
-    with pytest.raises(CheckError, match="is not a model, channel, prior, metric or algorithm"):
+    with pytest.raises(CheckError, match="is no model, inputs, channel, prior, metric or algorithm"):
         list(bound_checks([object()]))
     with pytest.raises(CheckError, match="needs rho"):
         check(type("Bare", (), {"denoise": None, "__init__": lambda self, rho: None}))

@@ -1,0 +1,15 @@
+"""Inputs shipped with smimbench: laws of the tokens."""
+
+from collections.abc import Callable
+
+from smimbench.hookspecs import hookimpl
+
+
+@hookimpl
+def smimbench_register_inputs(register: Callable[[type], None]) -> None:
+    """Register the inputs in this folder."""
+    from smimbench_inputs.array import ArrayInputs
+    from smimbench_inputs.independent import Gaussian, HeavyTails, Sphere
+
+    for inputs in (ArrayInputs, Gaussian, HeavyTails, Sphere):
+        register(inputs)

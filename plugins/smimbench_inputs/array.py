@@ -1,0 +1,93 @@
+"""One's own inputs, from a file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smimbench.files import error_line
+from smimbench.interfaces import Capabilities, Inputs, ParameterError
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Host
+
+
+@dataclass(frozen=True)
+class ArrayInputs(Inputs):
+    """Samples from a file of NumPy, drawn without replacement.
+
+    They are taken as they are: subtract means and scale to variance 1 before. Seeds share the samples of the file, and so do
+    the batches of an algorithm that asks for fresh samples.
+
+    Parameters
+    ----------
+    path : str
+        A .npy or .npz file with an array (N, T, D), or (N, D) for one token.
+    key : str
+        Name of the array in an .npz file.
+    digest : str
+        First 16 digits of the array's SHA-256. Filled in from the file; where it is given, another array is refused.
+
+    Raises
+    ------
+    ParameterError
+        If there is no such array, if it is not the one of the digest, or, when they are drawn, if it has other tokens or
+        dimensions than asked for, or fewer samples.
+    """
+
+    path: str
+    key: str = "inputs"
+    digest: str = ""
+
+    name = "array"
+    version = 1
+    reference = "a file of the user"
+    capabilities = Capabilities()
+
+    def __post_init__(self) -> None:
+        try:
+            stamp = Path(self.path).stat()
+            found = _loaded(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[1]
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise ParameterError(
+                "path", f"must be a .npy or .npz file with numbers (N, T, D): {error_line(error)}"
+            ) from None
+        if self.digest not in ("", found):
+            raise ParameterError("digest", f"must be that of the array in {self.path}, {found}, got {self.digest}")
+        object.__setattr__(self, "digest", found)
+
+    @property
+    def shape(self) -> tuple[int, int]:  # type: ignore[override]
+        """Tokens and dimensions of the file."""
+        _, tokens, dimension = self._array().shape
+        return tokens, dimension
+
+    def _array(self) -> Host:
+        stamp = Path(self.path).stat()
+        return _loaded(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[0]
+
+    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Host:
+        """Draw n different samples of the file."""
+        array = self._array()
+        if array.shape[1:] != (tokens, dimension) or len(array) < n:
+            raise ParameterError("path", f"must have at least {n} samples ({tokens}, {dimension}), has {array.shape}")
+        return array[rng.permutation(len(array))[:n]]
+
+
+@lru_cache(maxsize=1)
+def _loaded(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
+    """The array of a file (N, T, D) and its digest; ``stamp`` tells that the file has changed."""
+    del stamp
+    file = np.load(path, allow_pickle=False)
+    array = np.asarray(file if isinstance(file, np.ndarray) else file[key])
+    if array.ndim == 2:
+        array = array[:, None, :]
+    if array.ndim != 3 or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+        raise ValueError(f"got {array.dtype} of shape {array.shape}, or with numbers that are not finite")
+    about = f"{array.dtype.str} {array.shape}".encode()
+    return array, hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).hexdigest()[:16]

@@ -1,0 +1,94 @@
+"""Independent tokens: Gaussian, with heavy tails, or on a sphere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Capabilities, Inputs, ParameterError
+from smimbench.interfaces.checks import LARGEST
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Host
+
+
+class Independent(Inputs):
+    """Tokens without correlations, all of whose entries have variance 1."""
+
+    version = 1
+    capabilities = Capabilities()
+
+    def token_covariance(self, tokens: int) -> Host:
+        """The identity (T, T)."""
+        return np.eye(tokens)
+
+    def feature_variances(self, dimension: int) -> Host:
+        """Ones (D,)."""
+        return np.ones(dimension)
+
+
+@dataclass(frozen=True)
+class Gaussian(Independent):
+    """Independent N(0, 1) entries, for which all theory is made.
+
+    References
+    ----------
+    arXiv:2502.00901, arXiv:2506.01582.
+    """
+
+    name = "gaussian"
+    reference = "arXiv:2502.00901"
+    gaussian = True
+
+    def transform(self, z: Array) -> Array:
+        """The numbers ``z`` themselves."""
+        return z
+
+
+@dataclass(frozen=True)
+class HeavyTails(Independent):
+    r"""Independent entries with Student's t distribution, scaled to variance 1.
+
+    .. math:: p(x) \propto \Big(1 + \frac{x^2}{\nu - 2}\Big)^{-(\nu + 1) / 2}
+
+    Parameters
+    ----------
+    degrees : float
+        Degrees of freedom, > 2. Moments of this order and above are infinite; the Gaussian is the limit of many.
+
+    References
+    ----------
+    Student, Biometrika 6, 1 (1908).
+    """
+
+    degrees: float = 5.0
+
+    name = "heavy-tails"
+    reference = "Student, Biometrika 6, 1 (1908)"
+
+    def __post_init__(self) -> None:
+        if not 2 < self.degrees <= LARGEST:
+            raise ParameterError("degrees", f"must be > 2, so that the variance is finite, got {self.degrees}")
+
+    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Host:
+        """Draw (n, T, D) numbers on the host."""
+        x = rng.standard_t(self.degrees, (n, tokens, dimension))
+        x *= math.sqrt(1 - 2 / self.degrees)
+        return x
+
+
+@dataclass(frozen=True)
+class Sphere(Independent):
+    """Independent tokens, each uniform on the sphere ``|x|^2 = D``: what normalizing the length of Gaussian tokens gives."""
+
+    name = "sphere"
+    reference = "uniform measure on the sphere"
+
+    def transform(self, z: Array) -> Array:
+        """The tokens ``z`` (n, T, D), each scaled to the length ``sqrt(D)``."""
+        xp = namespace(z)
+        return z * xp.sqrt(z.shape[-1] / xp.sum(z * z, axis=-1, keepdims=True))

@@ -1,0 +1,45 @@
+"""The contract of inputs: the law of the tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from smimbench.interfaces.basics import Array
+from smimbench.interfaces.item import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+
+class Inputs(Item):
+    """The law of the tokens, n samples of T tokens in D dimensions, of mean 0 and mean variance 1.
+
+    Inputs have ``draw``, or ``transform``, from which the engine draws. Samples are independent.
+    """
+
+    _alternatives = (("draw",), ("transform",))
+
+    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Array:
+        """Draw tokens (n, T, D) on the host; called once for a data set. Derived: `transform` of iid N(0, 1) numbers."""
+        raise NotImplementedError
+
+    transform: Callable[[Array], Array] | None = None
+    """``transform(z)``: tokens from iid N(0, 1) numbers ``z`` (n, T, D), on their namespace and device, sample by sample. Without
+    it: ``draw`` is needed; ``run.draw = "device"`` draws on the host and moves every block."""
+
+    shape: tuple[int, int] | None = None
+    """``(T, D)`` of tokens that exist in one size only. Without it: any."""
+
+    gaussian: ClassVar[bool] = False
+    """Whether tokens are Gaussian with ``E x_s,k x_t,l = C_st delta_kl v_k``, the two members below, so that theory is exact.
+    Without it: no theory is known, and none is claimed."""
+
+    token_covariance: Callable[[int], Array] | None = None
+    """``token_covariance(tokens)``: ``C`` (T, T), positive definite, on the host. Without it: the identity if ``gaussian``,
+    otherwise not known."""
+
+    feature_variances: Callable[[int], Array] | None = None
+    """``feature_variances(dimension)``: ``v`` (D,) of mean 1, of features that are not correlated, on the host. Without it: ones
+    if ``gaussian``, otherwise not known."""

@@ -1,0 +1,93 @@
+"""Checks of inputs: shapes, and the covariance and the Gaussian law that they state against their own draws."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.problem.instance import fill
+from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, expect_array, expect_mean, published
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smimbench.interfaces import Array
+    from smimbench.testing.context import CheckContext
+
+inputs_check = partial(published, ("inputs",), cases=lambda context: [(context.item,)])
+SIZE = (3, 8)
+"""Tokens and dimensions of the draws, unless there is one size only."""
+
+
+def tokens(item: Any, n: int, rng: np.random.Generator, dtype: str = "float64") -> Array:
+    """Draw tokens as the engine does."""
+    out = np.empty((n, *(item.shape or SIZE)), dtype=dtype)
+    fill(out, item, rng)
+    return out
+
+
+def calls(context: CheckContext) -> Iterator[Call]:
+    """Methods of inputs that take arrays."""
+    item = context.item
+    if item.transform is not None:
+        yield Call("transform", item.transform, (context.rng(1).standard_normal((6, *(item.shape or SIZE))),))
+
+
+def draws(context: CheckContext) -> Iterator[Draw]:
+    """Tokens of a data set."""
+    yield Draw("tokens", partial(tokens, context.item, 6), varies=True)
+
+
+@inputs_check("A method returns arrays of another shape than the contract says.", required=True)
+def shapes(context: CheckContext, item: Any) -> None:
+    """Check shapes of tokens (n, T, D), their covariance (T, T) and the variances (D,), and that these can be whitened."""
+    T, D = item.shape or SIZE
+    found = tokens(item, 5, context.rng(2))
+    expect_array("draw", found, (5, T, D), "float64")
+    if item.token_covariance is not None:
+        C = np.asarray(item.token_covariance(T))
+        expect_array("token_covariance", C, (T, T), "float64")
+        if not (np.allclose(C, C.T) and np.linalg.eigvalsh(C)[0] > 0):
+            raise CheckFailed("token_covariance is not symmetric and positive definite")
+    if item.feature_variances is not None:
+        v = np.asarray(item.feature_variances(D))
+        expect_array("feature_variances", v, (D,), "float64")
+        if not (v > 0).all() or abs(v.mean() - 1) > 1e-9:
+            raise CheckFailed(f"feature_variances must be positive with mean 1, got mean {v.mean():g}")
+
+
+def _stated(item: Any) -> tuple[Array, Array]:
+    """Covariance of the tokens and variances of the features, as far as they are stated."""
+    if not item.gaussian and (item.token_covariance is None or item.feature_variances is None):
+        raise CheckSkipped("no covariance is stated, and no theory is claimed")
+    T, D = item.shape or SIZE
+    C, v = item.token_covariance, item.feature_variances
+    return np.eye(T) if C is None else np.asarray(C(T)), np.ones(D) if v is None else np.asarray(v(D))
+
+
+@inputs_check("Tokens do not have the mean 0 and the covariance that are stated: theory is made for other inputs.")
+def covariance(context: CheckContext, item: Any) -> None:
+    """Check ``E x = 0`` and ``E x_s,k x_t,l = C_st delta_kl v_k``."""
+    C, v = _stated(item)
+    X = tokens(item, 20_000, context.rng(3))
+    expect_mean("mean of the tokens", X)
+    flat = X.reshape(len(X), -1)
+    expect_mean("covariance of the tokens", flat[:, :, None] * flat[:, None, :], np.kron(C, np.diag(v)))
+
+
+@inputs_check("Tokens are not Gaussian although that is stated: theory is claimed where none is known.")
+def gaussianity(context: CheckContext, item: Any) -> None:
+    """Check moments of whitened tokens: the square of their length, and fourth powers of random projections."""
+    if not item.gaussian:
+        raise CheckSkipped("the tokens are not said to be Gaussian")
+    C, v = _stated(item)
+    X = tokens(item, 20_000, context.rng(4))
+    flat = (np.linalg.solve(np.linalg.cholesky(C), X) / np.sqrt(v)).reshape(len(X), -1)
+    N = flat.shape[1]
+    length = np.sum(flat * flat, axis=1)
+    expect_mean("variance of the squared length", (length - N) ** 2 / (2 * N), 1.0)
+    directions = context.rng(5).standard_normal((N, 4))
+    projected = flat @ (directions / np.linalg.norm(directions, axis=0))
+    expect_mean("fourth power of projections", projected**4, 3.0)

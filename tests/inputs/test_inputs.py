@@ -1,0 +1,141 @@
+"""Inputs as items of a problem: their laws, their place in suites and keys, fresh samples, devices, theory where it is known."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smimbench.backend.device import get_backend
+from smimbench.problem.problem import Problem, ProblemError
+from smimbench.run.cell import run_cell
+from smimbench.suite import SuiteError
+from smimbench.suite.reader import load_suite
+from smimbench.testing import check
+from tests.helpers import call, suite_text, write_suite
+
+MODEL, ATTENTION = ({"name": name, "tokens": 3} for name in ("sequence-multi-index", "attention-indexed"))
+NOISY = {"name": "linear", "noise": 0.1}
+
+
+def problem_of(inputs, model=MODEL, channel=NOISY):
+    prior = "gaussian" if model["name"] == MODEL["name"] else {"name": "wishart", "rho": 0.5}
+    return Problem(model, channel, prior, inputs)
+
+
+def test_the_default_is_the_stream_of_normal_numbers_and_not_part_of_a_key():
+    plain, named = Problem(MODEL, NOISY, "gaussian"), problem_of("gaussian")
+    assert plain.spec == named.spec
+    assert list(plain.spec) == ["model", "channel", "prior"]
+    signal, shape = np.ones((1, 333)), (900, 3, 333)  # several blocks
+    for dtype in ("float64", "float32"):
+        x, _ = plain.draw(signal, 900, np.random.default_rng(5), dtype)
+        np.testing.assert_array_equal(x, np.random.default_rng(5).standard_normal(shape).astype(dtype))
+
+
+@pytest.mark.parametrize("degrees", [2.5, 5.0, 30.0])
+def test_heavy_tails_are_student_t_of_variance_one(degrees):
+    x = problem_of({"name": "heavy-tails", "degrees": degrees}).instance(100.0, 50).inputs
+    law = stats.t(degrees, scale=np.sqrt((degrees - 2) / degrees))
+    assert law.var() == pytest.approx(1)
+    assert stats.kstest(np.ravel(x), law.cdf).pvalue > 1e-3
+
+
+def test_tokens_on_the_sphere_have_its_radius_and_the_law_of_its_coordinates():
+    x = problem_of("sphere").instance(200.0, 4).inputs
+    np.testing.assert_allclose(np.sum(x * x, axis=-1), 4, rtol=1e-12)
+    # x_1^2 / D is Beta(1/2, (D - 1)/2)
+    assert stats.kstest(np.ravel(x[:, :, 0] ** 2) / 4, stats.beta(0.5, 1.5).cdf).pvalue > 1e-3
+
+
+def test_an_array_is_drawn_without_replacement(tmp_path):
+    rows = np.random.default_rng(1).standard_normal((50, 3, 8)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", inputs=rows, other=rows[:, 0])
+    problem = problem_of({"name": "array", "path": str(tmp_path / "own.npz")})
+    one, two = (problem.instance(5.0, 8, k) for k in (0, 1))
+    indices = [int(np.flatnonzero((rows == x).all((1, 2)))[0]) for x in one.inputs]
+    assert len(set(indices)) == len(indices) == 40
+    assert not np.array_equal(one.inputs, two.inputs)
+    single = Problem(
+        {**MODEL, "tokens": 1}, NOISY, "gaussian", {"name": "array", "path": str(tmp_path / "own.npz"), "key": "other"}
+    )
+    assert single.instance(1.0, 8).inputs.shape == (8, 1, 8)
+    assert {one.status for one in check(problem.inputs)} == {"passed", "skipped"}
+
+
+def test_an_array_that_does_not_fit_or_has_changed_is_refused(tmp_path):
+    file = tmp_path / "own.npy"
+    np.save(file, np.ones((9, 3, 8)))
+    table = {"name": "array", "path": str(file)}
+    spec = problem_of(table).spec["inputs"]
+    with pytest.raises(ProblemError, match=r"model\.tokens: must be 3, as of the inputs, got 2"):
+        problem_of(table, {**MODEL, "tokens": 2})
+    for alpha, dimension in ((1.0, 7), (2.0, 8)):
+        with pytest.raises(ValueError, match=r"must have at least .* samples .* has \(9, 3, 8\)"):
+            problem_of(table).instance(alpha, dimension)
+    np.save(file, np.zeros((9, 3, 8)))
+    with pytest.raises(ProblemError, match="digest: must be that of the array"):
+        problem_of({key: value for key, value in spec.items() if key != "version"})
+    for wrong in (np.array(["a"]), np.ones(3), np.full((2, 3, 8), np.nan)):
+        np.save(file, wrong)
+        with pytest.raises(ProblemError, match=r"inputs\.path: must be a \.npy or \.npz file with numbers \(N, T, D\)"):
+            problem_of(table)
+    (tmp_path / "empty.npy").touch()
+    for name in ("empty.npy", "none.npy"):
+        with pytest.raises(ProblemError, match=r"inputs\.path"):
+            problem_of({"name": "array", "path": str(tmp_path / name)})
+
+
+@pytest.mark.parametrize("name", ["heavy-tails", "sphere"])
+@pytest.mark.parametrize("model", [MODEL, ATTENTION])
+def test_they_are_drawn_everywhere(backend, name, model):
+    """On the host, on a device, and as fresh samples: the same law, and labels that belong to the tokens."""
+    problem = problem_of(name, model, "linear")
+    host, device = problem.instance(2.0, 16), problem.instance(2.0, 16, device=backend)
+    fresh, labels = host.data(get_backend("numpy")).fresh(np.random.default_rng(3), 200)
+    there = np.asarray(device.inputs) if backend.device is None else None
+    for x in (host.inputs, fresh, there):
+        if x is not None and name == "sphere":
+            np.testing.assert_allclose(np.sum(x * x, axis=-1), 16, rtol=1e-12)
+        if x is not None and name == "heavy-tails":
+            assert stats.kstest(np.ravel(x), stats.t(5, scale=np.sqrt(0.6)).cdf).pvalue > 1e-3
+    exact = problem.channel.forward(problem.model.forward(fresh, host.signal))
+    np.testing.assert_array_equal(labels, exact)
+
+
+def test_no_theory_is_claimed_where_none_is_known(tmp_path, capsys):
+    """Neither by ``theory`` nor next to runs; the errors of the runs are there."""
+    text = suite_text(
+        'model = { name = "sequence-multi-index", tokens = 2 }\nchannel = { name = "linear", noise = 0.1 }\n'
+        'prior = "gaussian"\ninputs = { name = "heavy-tails", degrees = [4.0, 6.0] }',
+        [1.0], 20, 2, 'name = "ridge"', 'name = "gamp"',
+    ) + '\n[run]\nmetrics = ["mse", "generalization_error_plugin"]\n'  # fmt: skip
+    suite = load_suite(write_suite(tmp_path, text))
+    assert [plan.problem.inputs.degrees for plan in suite.plans] == [4.0, 6.0]
+    assert len({cell.key for cell in suite.cells()}) == 8
+    record = run_cell(suite.cells()[0])
+    assert "no theory is known" in record["blank"]["generalization_error_plugin"]
+    where = (str(tmp_path / "small.toml"), "--results", str(tmp_path / "results"))
+    assert call(capsys, "run", *where, "--quiet")[0] == 0
+    rows = json.loads(call(capsys, "show", *where, "--json")[1])["rows"]
+    mse = [row for row in rows if row["metric"] == "mse"]
+    assert len(mse) == 4
+    for row in mse:
+        assert row["mean"] > 0
+        assert row["bayes"] is row["theory"] is None
+        assert any(
+            "no theory is known for the tokens of 'heavy-tails', and none is claimed" in w for w in row["warnings"]
+        )
+
+
+def test_a_wrong_name_or_parameter_is_one_line(tmp_path):
+    for written, message in (
+        ('"heavy"', "unknown inputs 'heavy'; did you mean 'heavy-tails'?"),
+        ('{ name = "heavy-tails", degrees = 2 }', r"problem.inputs.degrees: must be > 2"),
+        ('{ name = "sphere", radius = 2 }', r"problem.inputs.radius: unknown key, it takes no parameters"),
+    ):
+        text = suite_text(f'model = {{ name = "sequence-multi-index", tokens = 2 }}\nchannel = "linear"\nprior = "gaussian"\n'
+                          f"inputs = {written}", [1.0], 20, 1, 'name = "ridge"')  # fmt: skip
+        with pytest.raises(SuiteError) as error:
+            load_suite(write_suite(tmp_path, text))
+        assert message in str(error.value)
