@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # SciPy reads this once, at import; it lets scipy.special dispatch to array-api-strict. Tests only, never the library.
@@ -110,18 +111,21 @@ def _compiled_once() -> None:
             channel.posterior(channel.forward(z), 0 * z, np.eye(layers))
 
 
-@pytest.fixture(scope="session")
-def installed() -> int:
-    """How many plugins are loaded where no test has added any."""
-    return len(get_registry().plugins)
+@pytest.fixture(scope="session", autouse=True)
+def _one_core() -> Iterator[None]:
+    """Runs of this process take one worker, unless asked for more: the other cores have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
-def _plugins_of_one_test(installed):
-    """The next test does not see the plugins of this one: beside code of third parties every run has a process of its own."""
+def _plugins_of_one_test():
+    """The next test finds the plugins that this one has found: beside code of third parties every run has a process of its own."""
+    before = get_registry()
+    count = len(before.plugins)
     yield
-    if len(get_registry().plugins) != installed:
-        set_registry(None)
+    set_registry(before if len(before.plugins) == count else None)
 
 
 @pytest.fixture

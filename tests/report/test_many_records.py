@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 
 import numpy as np
@@ -41,6 +42,7 @@ def test_compact_records_say_the_same_in_a_third_of_the_memory(tmp_path):
     for compact in (False, True):
         tracemalloc.start()
         loaded.append(store.load(compact=compact))
+        gc.collect()
         sizes.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
     plain, compact = loaded
