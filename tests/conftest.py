@@ -121,7 +121,7 @@ def _one_core() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _plugins_of_one_test():
-    """The next test finds the plugins that this one has found: beside code of third parties every run has a process of its own."""
+    """The next test finds the plugins that this one found: beside code of third parties every run has a process of its own."""
     before = get_registry()
     count = len(before.plugins)
     yield

@@ -62,7 +62,7 @@ def test_memory_limits_the_workers_as_on_the_command_line(tmp_path, monkeypatch)
     from smimbench.run.store import Store
 
     monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=450 << 20, total=1 << 40))
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False)
     suite = smimbench.load_suite(write_suite(tmp_path, SUITE))
     campaign = plan_campaign(suite, Store(tmp_path / "r"), workers=None, dry_run=True)
     assert campaign.workers == 2

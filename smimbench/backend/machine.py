@@ -50,6 +50,11 @@ def machine_info() -> dict[str, Any]:
     }
 
 
+def usable_cores() -> int:
+    """Cores that this process may use: a batch system or a container may have given it some of the machine alone."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def blas_threads(limit: int) -> contextlib.AbstractContextManager[Any]:
     """Context manager that sets the number of threads of every BLAS library in this process."""
     # Finding the libraries takes a millisecond; none can have come without a module that brought it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +50,7 @@ def reproduce(
     Of every curve it says whether ours is inside the stated band around the published points, or why it is known not to be
     (docs/corrections.md). The exit code is 1 where a curve is outside for no known reason, or has no published table.
     """
+    from smimbench.backend import machine
     from smimbench.report.published import EXPLAINED, INSIDE, compare, figure_list
 
     if listed:
@@ -66,7 +66,7 @@ def reproduce(
     if dry_run:
         return show_cost(campaign, request) if campaign else OK
     lines, chart = _solved(
-        request, suite, campaign, published, workers or os.cpu_count() or 1, QUICK_POINTS if quick else None
+        request, suite, campaign, published, workers or machine.usable_cores(), QUICK_POINTS if quick else None
     )
     found: JsonObject = {"figure": suite.name, "title": suite.title, "quick": quick, "source": source}
     found["curves"] = [compare(*line) for line in lines] if published else []

@@ -265,7 +265,7 @@ def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | No
             asked is not None and asked > 1
         )
     needed, free = memory_of_a_cell(missing), psutil.virtual_memory().available
-    cores = os.cpu_count() or 1
+    cores = machine.usable_cores()
     workers = asked or max(1, min(cores, free // max(1, needed)))
     size = f"a cell takes up to {needed / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
     if missing and needed * min(workers, len(missing)) > free:

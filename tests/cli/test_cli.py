@@ -602,7 +602,7 @@ def test_a_reader_that_stops_reading_is_no_error():
 )
 def test_no_more_cells_at_a_time_than_the_memory_holds(tmp_path, capsys, monkeypatch, free, asked, workers, said):
     monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=free, total=1 << 40))
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False)
     arguments = ["run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--dry-run"]
     code, out, err = call(capsys, *arguments, "--json", *(["--workers", asked] if asked else []))
     assert code == 0
