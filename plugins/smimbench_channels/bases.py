@@ -101,6 +101,12 @@ class HardmaxChannel(Channel):
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 2, self._most_tokens)
 
+    def log_likelihood(self, y: Array, z: Array) -> Array:
+        """0 where the label is that of the latents, else minus infinity (n,)."""
+        xp = namespace(z)
+        same = xp.all(self.forward(z) == y, axis=-1)
+        return xp.where(same, xp.zeros_like(z[:, 0, 0]), xp.full_like(z[:, 0, 0], -math.inf))
+
     def observable(self, y: Array) -> Array:
         """Attention matrix with one-hot rows, (..., n, T, T), float64."""
         xp = namespace(y)

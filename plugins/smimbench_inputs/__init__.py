@@ -9,7 +9,8 @@ from smimbench.hookspecs import hookimpl
 def smimbench_register_inputs(register: Callable[[type], None]) -> None:
     """Register the inputs in this folder."""
     from smimbench_inputs.array import ArrayInputs
+    from smimbench_inputs.correlated import CorrelatedTokens
     from smimbench_inputs.independent import Gaussian, HeavyTails, Sphere
 
-    for inputs in (ArrayInputs, Gaussian, HeavyTails, Sphere):
+    for inputs in (ArrayInputs, CorrelatedTokens, Gaussian, HeavyTails, Sphere):
         register(inputs)

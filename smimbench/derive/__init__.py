@@ -5,6 +5,7 @@ Plugins import the names of this page from here.
 
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.labels import gives_probabilities, observable, predict
+from smimbench.derive.mixed import MixedChannel, mixed_channel
 from smimbench.derive.prior import complete_prior, denoise_step, why_theory_only
 from smimbench.derive.sampled_information import LabelMeans, Labels, label_means, sampled_moments, without_overlap
 from smimbench.derive.stopping import OverlapRule
@@ -12,12 +13,14 @@ from smimbench.derive.stopping import OverlapRule
 __all__ = [
     "LabelMeans",
     "Labels",
+    "MixedChannel",
     "OverlapRule",
     "complete_channel",
     "complete_prior",
     "denoise_step",
     "gives_probabilities",
     "label_means",
+    "mixed_channel",
     "observable",
     "predict",
     "sampled_moments",

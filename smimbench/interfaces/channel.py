@@ -86,6 +86,11 @@ class Channel(Item):
     integrates, in up to 12 latent dimensions, to about 1e-2 of its width. A continuous label without noise has none. With few
     labels give normalized probabilities: sums over labels are then exact. Without it: there must be a posterior."""
 
+    mixed: Callable[[Any], Any] | None = None
+    """``mixed(A)``: the channel of latents ``z = A u`` with u (n, P, C) independent over sites and A (C, C) invertible, on the
+    host: a ``smimbench.derive.MixedChannel`` with a posterior, for correlated tokens. Derived: `log_likelihood` is integrated;
+    without either, there are no correlated tokens."""
+
     components: Any = 1
     """P, the number of directions or layers. Derived: 1."""
 

@@ -29,7 +29,7 @@ class Inputs(Item):
     """``transform(z)``: tokens from iid N(0, 1) numbers ``z`` (n, T, D), on their namespace and device, sample by sample. Without
     it: ``draw`` is needed; ``run.draw = "device"`` draws on the host and moves every block."""
 
-    shape: tuple[int, int] | None = None
+    shape: tuple[int | None, int | None] = (None, None)
     """``(T, D)`` of tokens that exist in one size only. Without it: any."""
 
     gaussian: ClassVar[bool] = False

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from smimbench.backend.arrays import namespace
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive import complete_channel
+from smimbench.derive.mixed import WhitenedModel, mixed_channel, site_mixing
 from smimbench.derive.prior import complete_prior
 from smimbench.files import ForeseenError, canonical_json, error_line, error_place
 from smimbench.interfaces import Channel, Cost, Data, Inputs, Model, ParameterError, Prior, Start
@@ -103,6 +104,12 @@ class Problem:
     model, channel, prior, inputs : str or mapping
         A name, or a table ``{"name": ..., parameter: value, ...}``.
 
+    Attributes
+    ----------
+    mixing : ndarray (C, C) or None
+        A of ``z = A zeta`` where tokens are correlated: ``model`` and ``channel`` are then those of the whitened latents zeta
+        (``smimbench.derive.mixed``), and ``inputs`` of an instance are the correlated tokens.
+
     Raises
     ------
     ProblemError
@@ -119,6 +126,7 @@ class Problem:
     channel: Channel
     prior: Prior
     inputs: Inputs
+    mixing: Host | None = None
 
     def __init__(
         self,
@@ -133,12 +141,13 @@ class Problem:
         self.channel = self._make("channel", channel, tokens=self.model.tokens)
         self.prior = self._make("prior", prior)
         self.inputs = self._make("inputs", inputs)
-        if self.inputs.shape is not None and self.inputs.shape[0] != self.model.tokens:
+        if self.inputs.shape[0] not in (None, self.model.tokens):
             raise ProblemError(
                 "model.tokens", f"must be {self.inputs.shape[0]}, as of the inputs, got {self.model.tokens}"
             )
         if self.spec["inputs"]["name"] == DEFAULT_INPUTS and "distribution" not in self.spec["inputs"]:
             del self.spec["inputs"]  # keys of results do not change
+        self._whiten()
         with explained("channel", ItemError):
             self.channel = complete_channel(self.channel, self.model)
             self.components: int = int(self.channel.components)
@@ -156,6 +165,18 @@ class Problem:
         self.spec[kind] = specification(entry, item)
         self._defaults[kind] = {k: p.default for k, p in signature_of(entry.item).items()}
         return item
+
+    def _whiten(self) -> None:
+        """Replace model and channel by those of whitened latents where Gaussian tokens are correlated."""
+        C = self.inputs.token_covariance if self.inputs.gaussian else None
+        covariance = np.eye(self.model.tokens) if C is None else np.asarray(C(self.model.tokens), dtype=float)
+        if np.array_equal(covariance, np.eye(self.model.tokens)):
+            return
+        with explained("model"):
+            self.mixing = site_mixing(self.model, np.linalg.cholesky(covariance))
+        with explained("channel"):
+            self.channel = mixed_channel(self.channel, self.mixing)
+        self.model = cast("Model", WhitenedModel(self.model, self.mixing))
 
     def __repr__(self) -> str:
         return f"Problem({self.label})"
@@ -177,13 +198,8 @@ class Problem:
     @property
     def no_theory(self) -> str | None:
         """Reason why there is no theory for these inputs, or None."""
-        law, tokens = self.inputs, self.model.tokens
-        plain = law.token_covariance is None or np.array_equal(law.token_covariance(tokens), np.eye(tokens))
-        if (
-            law.gaussian
-            and plain
-            and (law.feature_variances is None or (np.asarray(law.feature_variances(8)) == 1).all())
-        ):
+        law = self.inputs
+        if law.gaussian and (law.feature_variances is None or (np.asarray(law.feature_variances(8)) == 1).all()):
             return None
         return f"no theory is known for the tokens of {law.name!r}, and none is claimed"
 

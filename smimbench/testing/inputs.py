@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from smimbench.testing.context import CheckContext
 
 inputs_check = partial(published, ("inputs",), cases=lambda context: [(context.item,)])
-SIZE = (3, 8)
-"""Tokens and dimensions of the draws, unless there is one size only."""
+
+
+def size(item: Any) -> tuple[int, int]:
+    """Tokens and dimensions of the draws."""
+    return item.shape[0] or 3, item.shape[1] or 8
 
 
 def tokens(item: Any, n: int, rng: np.random.Generator, dtype: str = "float64") -> Array:
     """Draw tokens as the engine does."""
-    out = np.empty((n, *(item.shape or SIZE)), dtype=dtype)
+    out = np.empty((n, *size(item)), dtype=dtype)
     fill(out, item, rng)
     return out
 
@@ -32,7 +35,7 @@ def calls(context: CheckContext) -> Iterator[Call]:
     """Methods of inputs that take arrays."""
     item = context.item
     if item.transform is not None:
-        yield Call("transform", item.transform, (context.rng(1).standard_normal((6, *(item.shape or SIZE))),))
+        yield Call("transform", item.transform, (context.rng(1).standard_normal((6, *size(item))),))
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
@@ -43,7 +46,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 @inputs_check("A method returns arrays of another shape than the contract says.", required=True)
 def shapes(context: CheckContext, item: Any) -> None:
     """Check shapes of tokens (n, T, D), their covariance (T, T) and the variances (D,), and that these can be whitened."""
-    T, D = item.shape or SIZE
+    T, D = size(item)
     found = tokens(item, 5, context.rng(2))
     expect_array("draw", found, (5, T, D), "float64")
     if item.token_covariance is not None:
@@ -62,7 +65,7 @@ def _stated(item: Any) -> tuple[Array, Array]:
     """Covariance of the tokens and variances of the features, as far as they are stated."""
     if not item.gaussian and (item.token_covariance is None or item.feature_variances is None):
         raise CheckSkipped("no covariance is stated, and no theory is claimed")
-    T, D = item.shape or SIZE
+    T, D = size(item)
     C, v = item.token_covariance, item.feature_variances
     return np.eye(T) if C is None else np.asarray(C(T)), np.ones(D) if v is None else np.asarray(v(D))
 

@@ -13,7 +13,7 @@ LEAST = {
     "writing-a-prior": (3, 2, 1),
     "writing-an-algorithm": (4, 3, 1),
     "writing-a-metric": (1, 2, 0),
-    "writing-inputs": (2, 3, 1),
+    "writing-inputs": (2, 4, 1),
     "load-and-plot": (0, 1, 2),
 }
 """Files, commands and scripts that a page has at the least."""

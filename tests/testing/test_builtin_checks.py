@@ -23,6 +23,7 @@ ITEMS = [
     made("model", HIGH, tokens=2),
     made("model", HIGH, tokens=3),
     made("inputs", "gaussian"),
+    made("inputs", "correlated-tokens"),
     made("inputs", "heavy-tails"),
     made("inputs", "sphere"),
     made("channel", "linear", LOW, tokens=2),

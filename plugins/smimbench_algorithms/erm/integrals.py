@@ -185,11 +185,17 @@ class Moments(NamedTuple):
 
 
 def labels_of(problem: Problem) -> str | None:
-    """Type of the labels: ``"signs"``, ``"numbers"``, or None where they do not have the shape of the latents."""
-    rng = monte_carlo_rng("convex losses: what labels are")
-    z = rng.standard_normal((64, problem.components, problem.model.sites))
-    y = np.asarray(observable(problem.channel, problem.channel.forward(z, rng=rng)))
-    if y.shape != z.shape:
+    """Type of the labels: ``"signs"``, ``"numbers"``, or None where they are not each of one site."""
+    z = monte_carlo_rng("convex losses: what labels are").standard_normal((64, problem.components, problem.model.sites))
+
+    def labels(z: Host) -> Host:
+        rng = monte_carlo_rng("convex losses: noise of labels")
+        return np.asarray(observable(problem.channel, problem.channel.forward(z, rng=rng)))
+
+    y, first = labels(z), np.arange(z.shape[-1]) == 0
+    if y.shape != z.shape or any(
+        not np.array_equal(labels(np.where(some, 2 * z, z))[..., ~some], y[..., ~some]) for some in (first, ~first)
+    ):
         return None
     return "signs" if bool(np.isin(y, (-1, 1)).all()) else "numbers"
 

@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from smimbench.backend import namespace, sample_chunks
-from smimbench.derive import gives_probabilities, predict
+from smimbench.derive import MixedChannel, gives_probabilities, predict
 from smimbench.interfaces import Array, Channel
 from smimbench.problem import Problem
 from smimbench.registry import RegistryError, build, get_registry
@@ -147,6 +147,8 @@ def surrogate(problem: Problem, beta: float) -> Any:
         base = _softmax(problem.model.name, problem.model.tokens)
     if base is None:
         return None
+    if problem.mixing is not None:
+        base = MixedChannel(base, problem.mixing)
     return _Tempered(base, beta if problem.model.rank == "extensive" else math.sqrt(beta))
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from numpy.random import Generator
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
+from smimbench.interfaces import Array, Host, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
-from smimbench.numerics import site_values
+from smimbench.numerics import site_scales, site_values
 from smimbench_channels.bases import AttentionChannel, LinearChannel
 from smimbench_channels.batches import array_like, identity_like, uncentred
+from smimbench_channels.mixed import MixedLinear
 
 CONVENTIONS = ("scaled", "plain")
 
@@ -102,6 +104,10 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         if second_moment:
             moment = uncentred(mean, (identity_like(self.sites, omega) * variance)[..., None, :, :])
         return Posterior(mean, covariance, moment)
+
+    def mixed(self, A: Host) -> MixedLinear:
+        """The channel of latents ``z = A zeta``."""
+        return MixedLinear(self, A, np.array(site_scales(self.tokens)), np.array(self._noise(A)))
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-density of the label y with respect to Lebesgue measure on its C entries.

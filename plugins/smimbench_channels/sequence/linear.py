@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from numpy.random import Generator
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, Posterior, Uncertain
+from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import symmetric
 from smimbench_channels.bases import LinearChannel, SequenceChannel
 from smimbench_channels.batches import identity_like
+from smimbench_channels.mixed import MixedLinear
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ class SequenceLinear(LinearChannel, SequenceChannel):
             moment = mean[:, :, :, None, None] * mean[:, None, None, :, :]
             moment = moment + covariance[:, None, :, None] * identity[:, None, :]
         return Posterior(mean, covariance, moment)
+
+    def mixed(self, A: Host) -> MixedLinear:
+        """The channel of latents ``z = A zeta``."""
+        ones = np.ones(self.tokens)
+        return MixedLinear(self, A, ones, self.noise * ones)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-density of the label with respect to Lebesgue measure on its P M entries.

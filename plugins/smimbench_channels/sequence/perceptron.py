@@ -48,6 +48,15 @@ class _SignChannel(Channel):
             z = z + math.sqrt(self.noise) * array_like(rng.standard_normal(tuple(z.shape)), z)
         return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
 
+    def log_likelihood(self, y: Any, z: Any) -> Any:
+        """Logarithm of the probability of the labels, given the latents, (n,)."""
+        xp = namespace(z)
+        if self.noise == 0:
+            chances = xp.where(y * z >= 0, xp.zeros_like(z), xp.full_like(z, -math.inf))
+        else:
+            chances = special(xp).log_ndtr(y * z / math.sqrt(self.noise))
+        return xp.sum(chances, axis=(-2, -1))
+
     def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
         """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
         xp = namespace(y, omega, V)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.random import Generator
 
 from smimbench.backend import namespace
+from smimbench.derive import MixedChannel
 from smimbench.interfaces import Array, Host, ParameterError, Posterior, Sampling, Uncertain
 from smimbench.interfaces.checks import LARGEST, check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_scales
@@ -106,6 +108,11 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             return self._deep.vjp(z, cotangent)
         rows = softmax_vjp(self.observable(self.forward(z)), cotangent, self.beta)
         return self._to_latents(rows)[..., None, :]
+
+    @property
+    def mixed(self) -> Callable[[Host], MixedAttentionSoftmax] | None:  # type: ignore[override]
+        """The channel of latents ``z = A zeta``; None for two layers."""
+        return partial(MixedAttentionSoftmax, self) if self.layers == 1 else None
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
@@ -214,6 +221,13 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Free direction u (C,) that the label leaves unknown, and the part of ``z0 - omega`` orthogonal to it."""
+        u, z0 = self._line(y, omega)
+        shift = z0 - omega[..., 0, :]
+        along = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (2.0 / self.tokens**2)
+        return u, (shift - along * u)[..., None, :]
+
+    def _line(self, y: Array, omega: Array) -> tuple[Array, Array]:
+        """Direction u (C,) and a point z0 (n, C) of the line of latents that have a label."""
         xp = namespace(y, omega)
         T, pairs, device = self.tokens, site_pairs(self.tokens), array_api_compat.device(y)
         flat = xp.reshape(y, (*y.shape[:-2], T * T))
@@ -221,9 +235,28 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         places = site_entries(T), [a * T + T - 1 for a, _ in pairs], [(T - 1) * T + a for a, _ in pairs]
         entry, row, last = (xp.take(flat, xp.asarray(index, device=device), axis=-1) for index in places)
         u = array_like([1 / s for s in site_scales(T)], omega)
-        shift = (entry - (row - last)) * (u / self.beta) - omega[..., 0, :]
-        along = xp.sum(shift * u, axis=-1, keepdims=True) * (2.0 / T**2)
-        return u, (shift - along * u)[..., None, :]
+        return u, (entry - (row - last)) * (u / self.beta)
+
+
+class MixedAttentionSoftmax(MixedChannel):
+    """One layer whose latents are mixed, ``z = A zeta``: the label leaves the direction ``A^(-1) u`` unknown."""
+
+    def posterior(
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+    ) -> Posterior:
+        """Posterior of zeta, Gaussian along one line; arguments as for the channel."""
+        xp = namespace(y, omega, V)
+        u, z0 = self.channel._line(y, omega)
+        free, shift = self.apply(self.inverse, u), self.apply(self.inverse, z0) - omega[..., 0, :]
+        free = free / xp.sqrt(xp.sum(free * free))
+        mean = omega + (shift - xp.sum(shift * free, axis=-1, keepdims=True) * free)[..., None, :]
+        moment = uncentred(mean, V[..., None, :, :] * (free[:, None] * free[None, :])) if second_moment else None
+        return Posterior(mean, V / len(self.mixing), moment)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """That of independent tokens: all but one direction are known."""
+        found: Uncertain = self.channel.information(Q, V)
+        return found
 
 
 # Gauss-Legendre nodes of a panel: the first count is the answer, the second gives the error. Doubled: errors are rounding

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,12 @@ import numpy as np
 from numpy.random import Generator
 
 from smimbench.backend import namespace, read_together
-from smimbench.interfaces import Array, ParameterError, Posterior, Sampling, Uncertain
+from smimbench.interfaces import Array, Host, ParameterError, Posterior, Sampling, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench_channels.bases import SequenceChannel, SoftmaxChannel
 from smimbench_channels.sequence.softmax import network, one_layer
 from smimbench_channels.sequence.softmax.information import means_over_labels, rough_labels
+from smimbench_channels.sequence.softmax.mixed import MixedSequenceSoftmax
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
 from smimbench_channels.sequence.softmax.posterior import integrate, is_exact, most_layers
@@ -117,6 +119,11 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         """
         u = network.output(z, self.skip)
         return network.output_vjp(z, self.skip, network.attention_vjp(u, network.attention(u), cotangent))
+
+    @property
+    def mixed(self) -> Callable[[Host], MixedSequenceSoftmax] | None:  # type: ignore[override]
+        """The channel of latents ``z = A zeta``; None for several layers."""
+        return functools.partial(MixedSequenceSoftmax, self) if self.layers == 1 else None
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None

@@ -1,0 +1,75 @@
+"""Gaussian tokens that are correlated with each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smimbench.backend import matching, namespace
+from smimbench.interfaces import Capabilities, Inputs, ParameterError
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Host
+
+
+@dataclass(frozen=True)
+class CorrelatedTokens(Inputs):
+    r"""Gaussian tokens with a covariance, each of whose features is drawn independently.
+
+    .. math:: E[x_{sk} x_{tl}] = C_{st} \delta_{kl}, \qquad C_{st} = c^{|s - t|}
+
+    The second is an autoregressive process along the tokens. Theory is exact, for the channel of the whitened latents.
+    Of extensive rank, latents are less their means: ``h_ab = (x_a^T S x_b - C_ab tr S) / sqrt(D)``.
+
+    Parameters
+    ----------
+    decay : float
+        c, between -1 and 1 (both excluded).
+    covariance : list of list of float, optional
+        C (T, T) in place of the power: symmetric, positive definite, of mean 1 along the diagonal.
+
+    References
+    ----------
+    Derived, checked by tests/inputs/test_correlated.py.
+    """
+
+    decay: float = 0.5
+    covariance: list[list[float]] | None = None
+
+    name = "correlated-tokens"
+    version = 1
+    reference = "derived, checked by tests/inputs/test_correlated.py"
+    capabilities = Capabilities()
+    gaussian = True
+
+    def __post_init__(self) -> None:
+        if not -1 < self.decay < 1:
+            raise ParameterError("decay", f"must be between -1 and 1, got {self.decay}")
+        if self.covariance is None:
+            return
+        if len({len(self.covariance), *map(len, self.covariance)}) > 1:
+            raise ParameterError("covariance", f"must be a square matrix, got {self.covariance}")
+        C = np.array(self.covariance, dtype=float)
+        if not (np.allclose(C, C.T, rtol=0, atol=1e-12) and np.linalg.eigvalsh(C)[0] > 1e-9):
+            raise ParameterError("covariance", f"must be symmetric and positive definite, got {self.covariance}")
+        if abs(np.trace(C) - len(C)) > 1e-9 * len(C):
+            raise ParameterError("covariance", f"must have the mean 1 along its diagonal, got {np.trace(C) / len(C):g}")
+
+    @property
+    def shape(self) -> tuple[int | None, None]:  # type: ignore[override]
+        """Tokens of the matrix, if there is one; any dimension."""
+        return None if self.covariance is None else len(self.covariance), None
+
+    def token_covariance(self, tokens: int) -> Host:
+        """C (T, T)."""
+        steps = np.arange(tokens)
+        powers = float(self.decay) ** np.abs(steps[:, None] - steps)
+        return np.asarray(powers if self.covariance is None else self.covariance, dtype=float)
+
+    def transform(self, z: Array) -> Array:
+        """Tokens ``L z`` with ``L L^T = C``."""
+        xp = namespace(z)
+        root = np.linalg.cholesky(self.token_covariance(z.shape[1]))
+        return xp.matmul(xp.asarray(root, **matching(z)), z)
