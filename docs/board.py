@@ -1,6 +1,7 @@
 """The board as a page, made from the packed files of results/board alone: ``python docs/board.py [FILE ...]`` prints it.
 
-The exit code is 1 if a row of a file is not on it. ``--packages FILE`` prints what pip has to install to run its rows again.
+The exit code is 1 if a row of a file is not on it. ``--packages FILE`` prints what pip has to install to run its rows again,
+``--figure FILE FOLDER`` draws its contenders, as in README.md.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smimbench.report.board import LEVEL, board, obstacle
+from smimbench.report.charts import Chart, Panel, Series, save
 from smimbench.report.columns import number, ratio_words, seconds, statuses
 from smimbench.report.labels import grouped
 from smimbench.report.packed import packed_under, read_packed
+from smimbench.report.style import looks
 from smimbench.report.text_files import markdown_table
 from smimbench.report.verdict import prediction_cell
 from smimbench.suite import SuiteError
@@ -28,8 +31,8 @@ HEAD = f"""# The board
 
 How far from the Bayes-optimal error is each contender, as far as anybody can run its rows again? The [protocol](protocol.md)
 says what is tuned and counted. Tuned contenders and those that need no tuning have rankings of their own; what was set by hand
-has none. Contenders share a rank where their {INTERVAL}s overlap. Seconds are those of the machine of the submission, without
-tuning, and compare little between machines.
+has none. Contenders share a rank where their {INTERVAL}s overlap. Time is the CPU time of a run on the machine of the submission,
+without tuning; it compares little between machines.
 
 To submit a contender, run a suite and pack its results into a file that a pull request adds to `results/board`:
 
@@ -70,13 +73,44 @@ def _row(one: Mapping[str, Any]) -> dict[str, str]:
         INTERVAL: " to ".join(number(end, 3) for end in one["interval"] or ()),
         "at 0": number(one["where_zero"], 3),
         "as predicted": prediction_cell(one),
-        "per run": seconds(one["seconds"]),
+        "CPU time per run": seconds(one["cpu_seconds"]),
         "status": str(statuses(one)),
         "date": time.strftime("%Y-%m-%d", time.gmtime(one["written"])),
         "version": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "who": one["by"],
         "file": one["file"],
     }
+
+
+def chart(path: Path) -> Chart:
+    """Error over the optimal error against CPU time of all contenders of a file, a panel for each problem.
+
+    What was set by hand, and what has no error over the optimal one, is left out.
+    """
+    entries = [one for one in board([path]) if one["interval"] and one["ranking"] != "by hand"]
+    look = looks({one["algorithm"]: one["algorithm"] for one in entries})
+    panels = []
+    for contest, inside in grouped(entries, lambda one: one["contest"]).items():
+        series = [
+            Series(
+                one["algorithm"],
+                {"cpu_seconds": [one["cpu_seconds"]], "value": [one["ratio_to_bayes"]],
+                 "low": [one["interval"][0]], "high": [one["interval"][1]]},
+                {key: one[key] for key in ("contest", "ranking", "algorithm")},
+                "marks",
+                look[one["algorithm"]].color,
+                {"marker": look[one["algorithm"]].marker, "s": 22},
+            )
+            for one in inside
+        ]  # fmt: skip
+        times = [one["cpu_seconds"] for one in inside]
+        best = {"cpu_seconds": [min(times) / 2, 2 * max(times)], "value": [1.0, 1.0]}
+        panels.append(
+            Panel(contest.replace(", alpha", ",\nalpha ="), "CPU seconds per run", "error / optimal",
+                  [Series("Bayes-optimal", best), *series], x="cpu_seconds", xlog=True, ylog=True)
+        )  # fmt: skip
+    document, _ = read_packed(path, exactly=True)
+    return Chart("board", document["title"], panels)
 
 
 def packages(path: Path) -> list[str]:
@@ -97,6 +131,9 @@ def main(words: Sequence[str]) -> list[str]:
     """Print what is asked for; one line for each row that is not on the board."""
     if words[:1] == ["--packages"]:
         print("\n".join(packages(Path(words[1]))))  # noqa: T201
+        return []
+    if words[:1] == ["--figure"]:
+        save(chart(Path(words[1])), Path(words[2]), ("png", "svg"), "page")
         return []
     files = [Path(one) for one in words] or packed_under(FOLDER)
     print(page(files))  # noqa: T201

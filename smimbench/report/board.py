@@ -168,7 +168,8 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
     list of dict
         ``contest`` (problem, dimension and sample ratios, in words), ``ranking`` (``tuned, 8 trials``, ``self-tuning`` or ``by
         hand``), ``rank`` (1 and the number of those that are better beyond the intervals), ``by``, ``written``, ``versions``, the
-        name of the ``file``, and what ``verdicts`` says of a contender, with the ``interval`` of its error over the optimal one.
+        name of the ``file``, and what ``verdicts`` says of a contender, with the ``interval`` of its error over the optimal one
+        and the ``cpu_seconds`` of a run at the first sample ratio.
         Of what was submitted twice the newest is there.
     """
     found: dict[str, JsonObject] = {}
@@ -189,6 +190,7 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                     "key": contest,
                     "file": path.name,
                     "interval": _interval(one, own["n"]),
+                    "cpu_seconds": own["cpu_seconds"],
                     "ranking": _ranking(one),
                 }
                 where = f"{verdict['dimension_letter']} = {verdict['dimension']}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
