@@ -261,7 +261,7 @@ def _predicted(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObj
 def theory_charts(suite: Suite, cache: TheoryCache, alphas: Sequence[float] | None = None) -> list[Chart]:
     """Error and overlap against the sample ratio without runs, and the phase diagram if there is one."""
     for plan in suite.chosen_plans:
-        cache.thresholds(plan.problem)
+        cache.at_hand("thresholds", plan.problem)
     charts = [metric_chart(suite, [], cache, metric, alphas) for metric in ("mse", "overlap")]
     charts = [chart and replace(chart, name=f"theory-{chart.name}") for chart in charts]
     return [chart for chart in (*charts, phase_chart(suite, cache)) if chart is not None]

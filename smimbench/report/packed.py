@@ -169,6 +169,8 @@ def _theory(path: Path, rows: Sequence[JsonObject], suite: Suite, *, here: bool)
         if (problem := problems.get(label)) is None:
             found.remarks.append(f"{len(members)} rows of {label}, which the suite does not have")
             continue
+        if problem.no_theory is not None:
+            continue
         alphas = sorted({row["alpha"] for row in members})
         try:
             points = dict(zip(alphas, fresh.points(problem, alphas)))

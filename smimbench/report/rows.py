@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
-from smimbench.problem.problem import NoTheoryError, ProblemError
+from smimbench.problem.problem import ProblemError
 from smimbench.registry.adapters import sizes
 from smimbench.registry.metrics import find_metric, metrics_of_accounts, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError
@@ -245,7 +245,9 @@ def error_rows(
         point, near = None, None
         own: JsonObject | str = ""
         if key[0] in unsolved:
-            own = _said_of(unsolved[key[0]])
+            own = f"theory raised {error_line(unsolved[key[0]])}"
+        elif problem.no_theory is not None:
+            own = problem.no_theory
         elif point := bayes_point(cache, problem, ratio):
             own = NO_THEORY if "best_of" in cell.algorithm else own_point(cache, problem, cell, ratio, records)
             near = _near(cache, problem, records, ratio, cell.dimension)
@@ -255,10 +257,6 @@ def error_rows(
         theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)
         rows += _rows_of_place(place, problem, cell.described, records, theory, suite, store)
     return distinguish(rows)
-
-
-def _said_of(error: Exception) -> str:
-    return error.message if isinstance(error, NoTheoryError) else f"theory raised {error_line(error)}"
 
 
 def rows_of_points(

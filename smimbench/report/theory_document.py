@@ -61,7 +61,8 @@ def theory_document(
     thresholds: bool = True,
     workers: int = 1,
 ) -> list[JsonObject]:
-    """Theory of a suite: one object per problem, with the reason under ``unsolved`` if it cannot be solved.
+    """Theory of a suite: one object per problem, with the reason under ``unsolved`` if it cannot be solved, under
+    ``no_theory`` if none is known.
 
     Parameters
     ----------
@@ -78,7 +79,11 @@ def theory_document(
     """
     cache = cache or TheoryCache()
     wanted = [(plan, _ratios(plan, alphas)) for plan in suite.chosen_plans]
-    ours = [(plan, ratios) for plan, ratios in wanted if not is_third_party(*plan.problem.spec.values())]
+    ours = [
+        (plan, ratios)
+        for plan, ratios in wanted
+        if plan.problem.no_theory is None and not is_third_party(*plan.problem.spec.values())
+    ]
     if workers > 1 and ours:
 
         def heard(number: int, progress: Progress) -> None:
@@ -94,6 +99,9 @@ def theory_document(
         problem = {"label": plan.label, **plan.problem.spec}
         document: JsonObject = {"problem": problem, "points": [], "thresholds": None}
         documents.append(document)
+        if plan.problem.no_theory is not None:
+            document["no_theory"] = plan.problem.no_theory
+            continue
         try:
             branches = _watched(cache, plan, "sample ratios", on_stage).points(plan.problem, ratios)
             document["points"] = [point for points in branches for point in points]
@@ -184,7 +192,7 @@ def add_own_theory(
     for document in documents:
         label = document["problem"]["label"]
         found: dict[str, JsonObject] = {}
-        cells = [] if "unsolved" in document else by_problem.get(label, [])
+        cells = [] if {"unsolved", "no_theory"} & document.keys() else by_problem.get(label, [])
         for k, cell in enumerate(cells):
             stage = Stage(label, "the algorithms themselves", Progress(k, len(cells)), cell.algorithm_label)
             on_stage(stage)

@@ -53,6 +53,8 @@ def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
         if "unsolved" in document:
             reason = Text(f"not solved: {document['unsolved']}", style="bold red")
             shown.append(Group(Text(label, style="bold"), reason, ""))
+        if "no_theory" in document:
+            shown.append(Group(Text(label, style="bold"), Text(document["no_theory"]), ""))
         if not points:
             continue
         word, rows = _word(document), []

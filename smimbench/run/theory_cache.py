@@ -15,7 +15,7 @@ import numpy as np
 
 from smimbench.files import StoreError, canonical_json, error_line, read_json, steady_folder
 from smimbench.interfaces import Uncertain
-from smimbench.problem.problem import Problem, ProblemError, without_code
+from smimbench.problem.problem import NoTheoryError, Problem, ProblemError, without_code
 from smimbench.run.record import check_answer, document_text, read_answer, write_answer
 from smimbench.run.store import move_aside
 from smimbench.suite.cells import as_table, build_algorithm
@@ -148,8 +148,10 @@ class TheoryCache:
         return points is not None and not lacks
 
     def at_hand(self, what: str, problem: Problem, *more: Any) -> Any:
-        """What ``points``, ``curve`` or ``thresholds`` gives; None where it is not stored and this cache only reads."""
-        with contextlib.suppress(NotStored):
+        """What ``points``, ``curve`` or ``thresholds`` gives; None where it is not stored and this cache only reads, or where no
+        theory is known.
+        """
+        with contextlib.suppress(NotStored, NoTheoryError):
             return getattr(self, what)(problem, *more)
         return None
 

@@ -126,6 +126,14 @@ def test_no_theory_is_claimed_where_none_is_known(tmp_path, capsys):
         assert any(
             "no theory is known for the tokens of 'heavy-tails', and none is claimed" in w for w in row["warnings"]
         )
+    code, out, _ = call(capsys, "theory", *where, "--json")
+    assert code == 0
+    for document in json.loads(out):
+        assert (document["points"], document["thresholds"]) == ([], None)
+        assert "none is claimed" in document["no_theory"]
+    page = tmp_path / "page.html"
+    assert call(capsys, "report", *where, "--output", str(page))[0] == 0
+    assert "none is claimed" in page.read_text(encoding="utf-8")
 
 
 def test_a_wrong_name_or_parameter_is_one_line(tmp_path):
