@@ -91,36 +91,68 @@ def noise_of_identity(problem: Problem) -> Host | None:
 
 
 class RidgeShares(NamedTuple):
-    """Shares of the signal and of noise in ridge regression, numbers between 0 and 1.
+    """Shares of the signal and of noise in ridge regression, means over features whose variances lambda have mean 1.
+
+    A feature is learned to the share ``s = lambda / (kappa + lambda)``, with ``penalty / kappa + mean of s = ratio``.
 
     Attributes
     ----------
-    seen, unseen : float
-        Share of the signal in the estimate, and what is missing to 1.
+    seen, missing, square : float
+        Means of ``lambda s``, of ``lambda (1 - s)^2`` and of ``lambda s^2``.
     fitted : float
-        ``v / (1 + v)`` of the susceptibility v: how far a label pulls its latent.
-    kept : float
-        1 minus ``seen * fitted``: the error is ``(unseen^2 T + seen * fitted * noise) / kept``.
+        ``v / (1 + v)`` of the susceptibility v, the mean of ``s`` over the ratio: how far a label pulls its latent.
+    spread, kept : float
+        Mean of ``s^2`` over the ratio, and 1 minus that: the error is ``(missing T + spread * noise) / kept``.
     """
 
     seen: float
-    unseen: float
+    missing: float
+    square: float
     fitted: float
+    spread: float
     kept: float
 
 
-def ridge_shares(ratio: float, penalty: float) -> RidgeShares:
-    """Ridge shares for any penalty >= 0, with ``ratio`` observed latents per direction, from a quadratic equation."""
+def ridge_shares(ratio: float, penalty: float, features: Host | None = None) -> RidgeShares:
+    """Ridge shares for any penalty >= 0, with ``ratio`` observed latents per direction.
+
+    From a quadratic equation for features of variance 1, otherwise from the one equation for kappa
+    (arXiv:1903.08560, theorem 5).
+    """
+    if features is not None:
+        return _shares_of_features(ratio, penalty, features)
     b = (penalty + ratio - 1) / 2
     root = float(np.hypot(b, np.sqrt(penalty)))
     if b >= 0:  # both forms are without cancellation, each on its side
         unseen, fitted, free = penalty / (b + root) if penalty else 0.0, 1 / (b + root + 1), (b + root) / (b + root + 1)
     else:
         unseen, fitted, free = root - b, (root - b) / (root - b + penalty), penalty / (root - b + penalty)
-    return RidgeShares(ratio * fitted, unseen, fitted, unseen * fitted + free)
+    seen = ratio * fitted
+    return RidgeShares(seen, unseen**2, seen**2, fitted, seen * fitted, unseen * fitted + free)
 
 
-def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float) -> Overlaps:
+def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeShares:
+    from scipy.optimize import brentq
+
+    def excess(x: float) -> float:
+        kappa = np.exp(x)
+        return float(penalty / kappa + np.mean(features / (kappa + features)) - ratio)
+
+    kappa = 0.0
+    if penalty > 0 or ratio < 1:
+        # kappa < (penalty + 1) / ratio, as the mean of s is below 1 / kappa.
+        top = np.log((penalty + 1) / ratio)
+        low = next(x for x in top - 2.0 ** np.arange(1, 12) if excess(x) > 0)
+        kappa = float(np.exp(brentq(excess, low, top, xtol=1e-15, rtol=1e-15)))
+    seen, unseen = features / (kappa + features), kappa / (kappa + features)
+    spread = float(np.mean(seen**2)) / ratio
+    # Without cancellation where nearly all is fitted: ratio - mean s^2 = penalty / kappa + mean s (1 - s).
+    kept = ((penalty / kappa if kappa else ratio - 1) + float(np.mean(seen * unseen))) / ratio
+    learned, missing, square = (float(np.mean(features * part)) for part in (seen, unseen**2, seen**2))
+    return RidgeShares(learned, missing, square, float(np.mean(seen)) / ratio, spread, kept)
+
+
+def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float, features: Host | None = None) -> Overlaps:
     """Overlaps of ridge regression on labels ``z + noise``, ``noise`` its covariance (P, P), for any penalty >= 0.
 
     Raises
@@ -128,15 +160,15 @@ def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float) -> Overla
     ValueError
         Without a penalty, where there are just as many labels as directions: noise makes the error infinite.
     """
-    seen, unseen, fitted, kept = ridge_shares(ratio, penalty)
-    wrong = unseen**2 * T + noise
+    seen, missing, square, _, spread, kept = ridge_shares(ratio, penalty, features)
+    wrong = missing * T + noise
     if kept == 0 and np.abs(wrong).max() > 0:
         raise ValueError(
             "least squares without a penalty has an infinite error where there are just as many labels as directions "
             "(alpha = 1 / sites) and noise; any penalty above 0 has a finite one"
         )
-    spread = seen * fitted / kept * wrong if kept else 0 * wrong
-    return Overlaps(T, seen * T, seen**2 * T + spread)
+    blur = spread / kept * wrong if kept else 0 * wrong
+    return Overlaps(T, seen * T, square * T + blur)
 
 
 class LinearRegression(Algorithm):

@@ -126,7 +126,7 @@ class Ridge(LinearRegression):
             return "theory needs one penalty for all components"
         noise = linear.noise[0] * np.eye(problem.components)
         try:
-            found = ridge_overlaps(second, noise, alpha * problem.model.sites, penalty)
+            found = ridge_overlaps(second, noise, alpha * problem.model.sites, penalty, problem.features)
         except ValueError as error:
             return str(error)
         point = limit_point(problem, alpha, [[found]], method="ridge, closed fixed point", branch="minimum")

@@ -11,6 +11,7 @@ def smimbench_register_inputs(register: Callable[[type], None]) -> None:
     from smimbench_inputs.array import ArrayInputs
     from smimbench_inputs.correlated import CorrelatedTokens
     from smimbench_inputs.independent import Gaussian, HeavyTails, Sphere
+    from smimbench_inputs.power_law import PowerLaw
 
-    for inputs in (ArrayInputs, CorrelatedTokens, Gaussian, HeavyTails, Sphere):
+    for inputs in (ArrayInputs, CorrelatedTokens, Gaussian, HeavyTails, PowerLaw, Sphere):
         register(inputs)

@@ -30,7 +30,8 @@ class Inputs(Item):
     it: ``draw`` is needed; ``run.draw = "device"`` draws on the host and moves every block."""
 
     shape: tuple[int | None, int | None] = (None, None)
-    """``(T, D)`` of tokens that exist in one size only. Without it: any."""
+    """``(T, D)`` of tokens that exist in one size only; where variances are not all 1, theory is for this D, and a parameter
+    ``features`` takes it from a suite. Without it: any."""
 
     gaussian: ClassVar[bool] = False
     """Whether tokens are Gaussian with ``E x_s,k x_t,l = C_st delta_kl v_k``, the two members below, so that theory is exact.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import contextmanager
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from smimbench.backend.arrays import namespace
+from smimbench.backend.arrays import matching, namespace
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive import complete_channel
+from smimbench.derive.features import WeightedPrior, weighted
 from smimbench.derive.mixed import WhitenedModel, mixed_channel, site_mixing
 from smimbench.derive.prior import complete_prior
 from smimbench.files import ForeseenError, canonical_json, error_line, error_place
@@ -22,11 +24,11 @@ from smimbench.registry.parameters import build, parameters_of, signature_of
 from smimbench.registry.registry import RegistryError, get_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from smimbench.backend.device import Backend
     from smimbench.files import JsonObject
-    from smimbench.interfaces import Host
+    from smimbench.interfaces import Array, Host
     from smimbench.registry.registry import Entry
 
 CODE = ("version", "source")
@@ -127,6 +129,8 @@ class Problem:
     prior: Prior
     inputs: Inputs
     mixing: Host | None = None
+    variances: Callable[[int], Array] | None = None
+    features: Host | None = None
 
     def __init__(
         self,
@@ -153,6 +157,30 @@ class Problem:
             self.components: int = int(self.channel.components)
         with explained("prior", ItemError):
             self.prior = complete_prior(self.prior, self.model)
+        self._weigh_features()
+
+    @cached_property
+    def spectral(self) -> bool:
+        """Whether features are known to have different variances."""
+        law = self.inputs
+        of = law.feature_variances
+        return of is not None and not (np.asarray(of(law.shape[1] or 8)) == 1).all()
+
+    def _weigh_features(self) -> None:
+        """Products of low-rank signals, and a Gaussian prior, over features that have a spectrum."""
+        law = self.inputs
+        if law.feature_variances is None or not self.spectral or self.model.rank != "low":
+            return
+        self.variances = law.feature_variances
+        self.features = None if law.shape[1] is None else np.asarray(law.feature_variances(law.shape[1]))
+        self.model, self.prior = weighted(self.model, self.prior, law)
+
+    def per_variance(self, gradient: Array) -> Array:
+        """A gradient with respect to a signal, over the variances of the features: that in the metric of the latents."""
+        if self.variances is None:
+            return gradient
+        values = self.variances(gradient.shape[-1])
+        return gradient / namespace(gradient).asarray(values, **matching(gradient))
 
     def _make(self, kind: str, what: str | Mapping[str, Any], **provided: Any) -> Any:
         table = {"name": what} if isinstance(what, str) else dict(what)
@@ -199,7 +227,13 @@ class Problem:
     def no_theory(self) -> str | None:
         """Reason why there is no theory for these inputs, or None."""
         law = self.inputs
-        if law.gaussian and (law.feature_variances is None or (np.asarray(law.feature_variances(8)) == 1).all()):
+        if law.gaussian and self.spectral:
+            if self.model.rank != "low" or not isinstance(self.prior, WeightedPrior):
+                what = "matrices" if self.model.rank != "low" else "signals that are not Gaussian"
+                return f"no theory is known for {what} over features with a spectrum, and none is claimed"
+            wanted = "the spectrum changes with D: give its number of features, as a suite does (inputs.features)"
+            return wanted if self.features is None else None
+        if law.gaussian:
             return None
         return f"no theory is known for the tokens of {law.name!r}, and none is claimed"
 

@@ -57,10 +57,15 @@ def extrapolated_rows(rows: Sequence[JsonObject], target: float = 1e-3) -> list[
     The number of samples is rounded, so that the sample ratio really used depends a little on D. What is fitted are the values at
     the sample ratio of the largest D: the others are moved there by the ratio of theory at the two.
     """
-    keys = ("problem", "algorithm", "backend", "nominal_alpha", "metric", "component")
+    keys = ("algorithm", "backend", "nominal_alpha", "metric", "component")
 
     def what(row: JsonObject) -> tuple[Any, ...]:
-        return (*(row[key] for key in keys), canonical_json(row["identity"]))
+        problem = row["identity"]["problem"]
+        if "features" in problem.get("inputs", {}):  # one problem at every dimension
+            problem = {**problem, "inputs": {**problem["inputs"], "features": None}}
+        else:
+            problem = [row["problem"], problem]
+        return (*(row[key] for key in keys), canonical_json([problem, row["identity"]["algorithm"]]))
 
     groups = grouped(rows, what).values()
     found = (_extrapolated_row(sorted(members, key=lambda row: row["dimension"]), target) for members in groups)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from smimbench.files import canonical_json
 from smimbench.problem.problem import CODE, Problem, specification
 from smimbench.registry.metrics import names_in_key
-from smimbench.registry.parameters import build
+from smimbench.registry.parameters import build, signature_of
 from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.overrides import Condition, selects
 from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from smimbench.files import JsonObject
     from smimbench.suite.schema import FigureTable, Reference, RunOptions
@@ -261,6 +261,24 @@ class Suite:
         if found := self.choices.get((plan.label, table["label"])):
             return {**found, "origin": f"tuned, {found['tuning']['trials']} trials"}
         return {"algorithm": table["spec"], "origin": table["origin"]}
+
+
+def by_dimension(
+    variants: Iterable[tuple[dict[str, JsonObject], JsonObject]], dimensions: tuple[int, ...], seeds: tuple[int, ...]
+) -> Iterator[tuple[dict[str, JsonObject], JsonObject, tuple[int, ...], tuple[int, ...]]]:
+    """Problems with their dimensions and seeds; inputs whose spectrum changes with the dimension are a problem at each."""
+    for tables, differing in variants:
+        own = tables.get("inputs", {})
+        try:
+            named = "features" in signature_of(get_registry().get("inputs", str(own.get("name"))).item)
+        except RegistryError:  # said when the problem is made
+            named = False
+        if not named or {"features", "spectrum"} & own.keys():
+            yield tables, differing, dimensions, seeds
+            continue
+        for D, count in zip(dimensions, seeds):
+            more = {"features": D} if len(dimensions) > 1 else {}
+            yield {**tables, "inputs": {**own, "features": D}}, {**differing, **more}, (D,), (count,)
 
 
 def key_of(identity: Mapping[str, Any]) -> str:

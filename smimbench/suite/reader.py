@@ -20,7 +20,7 @@ from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, is_value, unknown_key
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import ProblemPlan, Suite, Unmade
+from smimbench.suite.cells import ProblemPlan, Suite, Unmade, by_dimension
 from smimbench.suite.overrides import check_condition, merged, override, read_condition, selects
 from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
 from smimbench.suite.settings import axes_of, budget, by_hand, product, tune_of, with_setting, words_of
@@ -265,7 +265,8 @@ class _Reader:
                 )
             seeds = seeds * len(dimensions) if len(seeds) == 1 else seeds
             cells = len(alphas) * sum(seeds) * max(1, algorithms)
-            for tables, differing in self._variants(table, key, read.grid.max_cells, cells):
+            variants = self._variants(table, key, read.grid.max_cells, cells)
+            for tables, differing, sizes, draws in by_dimension(variants, dimensions, seeds):
                 label = table.label
                 if label and differing:
                     label += " (" + ", ".join(f"{k}={v}" for k, v in differing.items()) + ")"
@@ -279,8 +280,11 @@ class _Reader:
                         label = label or " ".join(str(one["name"]) for one in tables.values())
                         self.unmade.append(Unmade(label, tables, str(error)))
                     continue
+                D = problem.inputs.shape[1]
+                if D is not None and set(sizes) != {D}:
+                    raise self.fail("grid.dimension", f"must be {D}, as of {key}.inputs")
                 plans.append(
-                    ProblemPlan(key, problem, tables, alphas, dimensions, label or problem.label, seeds, theory_only)
+                    ProblemPlan(key, problem, tables, alphas, sizes, label or problem.label, draws, theory_only)
                 )
         return plans
 

@@ -48,8 +48,8 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
     if problem.model.rank == "extensive":
         vectors = vectors[:, :, None] * np.eye(2 * P)
     signal, estimate = vectors[:P], vectors[P:]
-    moved = problem.model.align(signal, estimate, symmetry)
-    inner = problem.model.inner
+    model = getattr(problem.model, "model", problem.model)  # without weights of features
+    moved, inner = model.align(signal, estimate, symmetry), model.inner
     # What is given is not changed by rounding: the operation is read off, and applied to it.
     move = np.asarray(inner(moved, estimate)) @ np.linalg.pinv(np.asarray(inner(estimate, estimate)), rcond=1e-12)
     return Overlaps(truth, move @ cross, move @ own @ move.T)

@@ -372,15 +372,21 @@ class PointByDraws:
         root = inverse_root(self.qhat, 1e-12)
 
         def squares(dimension: int, index: int) -> Host:
-            """Squared errors (P, columns) of one draw, or (P, 1) for a matrix."""
+            """Squared errors (P, columns) of one draw, or (P, 1) of all features, or a matrix."""
             rng = self._rng("signal", dimension, index)
             signal = np.asarray(prior.sample(rng, P, dimension), dtype=float)
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
             gap = signal - np.asarray(prior.denoise(R, self.qhat).estimate)
-            return np.asarray(gap * gap) if low else np.diagonal(model.inner(gap, gap))[:, None]
+            single = low and self.problem.features is None
+            return np.asarray(gap * gap) if single else np.diagonal(model.inner(gap, gap))[:, None]
 
-        if low:
-            samples, bias, more = squares(self.draws, 0), np.zeros(P), {}
+        more: dict[str, float] = {}
+        bias = np.zeros(P)
+        if self.problem.features is not None:  # weighted, and of its own size
+            D = len(self.problem.features)
+            samples = np.concatenate([squares(D, k) for k in range(max(2, self.draws // D))], axis=1)
+        elif low:
+            samples = squares(self.draws, 0)
         else:  # what the size of a matrix does is taken to fall as its inverse, and counted as an error
             small, large = (
                 np.concatenate([squares(factor * DIMENSION, k) for k in range(MATRICES)], axis=1) for factor in (1, 2)

@@ -29,7 +29,7 @@ import numpy as np
 
 from smimbench.files import canonical_json
 from smimbench.interfaces import Host, Overlaps
-from smimbench.numerics import Named
+from smimbench.numerics import Named, spectral_function
 from smimbench.problem import Problem
 from smimbench.theory import prior_moments
 from smimbench_algorithms.erm.integrals import ACCURACY, LOSSES, Loss, OrderParameters, integrals_of, labels_of
@@ -106,36 +106,70 @@ class ClosedForm:
 
     def __init__(self, problem: Problem, alpha: float, noise: Host) -> None:
         self.T, self.noise, self.sites = prior_moments(problem)[0], noise, problem.model.sites
-        self.ratio = alpha * self.sites
+        self.ratio, self.features = alpha * self.sites, problem.features
 
     def overlaps(self, penalty: float) -> Overlaps:
         """Overlaps at the minimum."""
-        return ridge_overlaps(self.T, self.noise, self.ratio, penalty)
+        return ridge_overlaps(self.T, self.noise, self.ratio, penalty, self.features)
 
     def minimum(self, penalty: float) -> Minimum:
         """Minimum at a penalty, without numerical error. A label that is fitted keeps ``1 / (1 + v)`` of its residual."""
         T, M, Q = found = self.overlaps(penalty)
         test = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
-        left = 1 - ridge_shares(self.ratio, penalty).fitted
+        left = 1 - ridge_shares(self.ratio, penalty, self.features).fitted
         return Minimum(found, left**2 * test, test, Overlaps(0 * T, 0 * T, 0 * T))
 
 
-def order_parameters(here: Host, T: Host) -> OrderParameters:
-    """Order parameters V, m_hat and Q_hat (3, P, P), computed without cancellation."""
+def order_parameters(here: Host, T: Host, penalty: float = 0.0, features: Host | None = None) -> OrderParameters:
+    """Order parameters V, m_hat and Q_hat (3, P, P), computed without cancellation; for features see ``PenaltyPath``."""
     V, m_hat, Q_hat = here
-    M, blur = V @ m_hat @ T, V @ Q_hat @ V.T
-    known = m_hat.T @ np.linalg.solve(Q_hat, m_hat)
+    gains, values = V[None], np.ones((1, 1, 1))
+    if features is not None:
+        values = features[:, None, None]
+        gains = values * np.linalg.inv(penalty * np.eye(len(T)) + values * stiffness(V, penalty, features))
+    slopes = gains @ m_hat
+    mean = np.mean(values * slopes, axis=0)
+    apart = slopes - mean
+    blur = np.mean(values * (apart @ T @ apart.swapaxes(1, 2)) + gains @ Q_hat @ gains.swapaxes(1, 2), axis=0)
+    known = mean.T @ np.linalg.solve(blur, mean)
     return OrderParameters(
-        T, M, V @ m_hat @ T @ m_hat.T @ V.T + blur, V, T @ np.linalg.inv(np.eye(len(T)) + known @ T), blur
+        T, mean @ T, mean @ T @ mean.T + blur, V, T @ np.linalg.inv(np.eye(len(T)) + known @ T), blur
     )
 
 
+def stiffness(V: Host, penalty: float, features: Host) -> Host:
+    """The V_hat at which the mean of ``lambda / (penalty + lambda V_hat)`` over the features is V (P, P); at least 0."""
+    from scipy.optimize import brentq
+
+    def of_one(v: float) -> float:
+        # Between the curves of equal features and of features that are all learned.
+        def excess(x: float) -> float:
+            return float(np.mean(features / (penalty + features * np.exp(x)))) - v
+
+        top = -np.log(v)
+        low = top - 60.0
+        return float(np.exp(brentq(excess, low, top, xtol=1e-14))) if excess(low) > 0 else 0.0
+
+    return np.asarray(spectral_function(V, lambda values: np.array([of_one(v) for v in values])))
+
+
 class PenaltyPath:
-    """Fixed points of one problem along penalties; each search starts from an extrapolation of the known fixed points."""
+    r"""Fixed points of one problem along penalties; each search starts from an extrapolation of the known fixed points.
+
+    Features of variance lambda have ``G = (penalty + lambda V_hat)^{-1}``, and means over them,
+
+    .. math::
+
+        V = E \lambda G, \qquad M = E \lambda^2 G \hat m T, \qquad
+        Q = E \lambda^2 G (\lambda \hat m T \hat m^T + \hat Q) G,
+
+    take the place of the equations for features of variance 1. The product of estimate and signal without the weights lambda is
+    ``V m_hat T`` in both cases.
+    """
 
     def __init__(self, problem: Problem, alpha: float, integrals: Any) -> None:
         self.P, self.T = problem.components, prior_moments(problem)[0]
-        self.alpha, self.integrals = alpha, integrals
+        self.alpha, self.integrals, self.features = alpha, integrals, problem.features
         self.known: list[tuple[float, Host]] = []
 
     @property
@@ -148,13 +182,13 @@ class PenaltyPath:
         steps = int(np.ceil(np.log10(self.easy / penalty)))
         for step in np.geomspace(self.easy, penalty, steps + 1) if steps > 0 else [penalty]:
             here = self.settled(float(step))
-        at = order_parameters(here, self.T)
+        at = self._at(here, penalty)
         found = self.integrals(at)
         return Minimum(Overlaps(at.T, at.M, at.Q), found.training_loss, found.test_loss, self.uncertain(penalty, here))
 
     def overlaps(self, penalty: float) -> Overlaps:
         """Overlaps at the fixed point."""
-        at = order_parameters(self.settled(penalty), self.T)
+        at = self._at(self.settled(penalty), penalty)
         return Overlaps(at.T, at.M, at.Q)
 
     def settled(self, penalty: float) -> Host:
@@ -183,10 +217,20 @@ class PenaltyPath:
                 break
         return here, gap
 
+    def _at(self, here: Host, penalty: float) -> OrderParameters:
+        return order_parameters(here, self.T, penalty, self.features)
+
+    def _susceptibility(self, V_hat: Host, penalty: float) -> Host:
+        """V of V_hat (P, P)."""
+        if self.features is None:
+            return np.asarray(np.linalg.inv(penalty * np.eye(self.P) + V_hat))
+        values = self.features[:, None, None]
+        return np.asarray(np.mean(values * np.linalg.inv(penalty * np.eye(self.P) + values * V_hat), axis=0))
+
     def _after(self, penalty: float, parameters: Host) -> Host:
-        found = self.integrals(order_parameters(parameters, self.T))
+        found = self.integrals(self._at(parameters, penalty))
         V_hat, m_hat, Q_hat = (self.alpha * part for part in found[:3])
-        return np.stack([np.linalg.inv(penalty * np.eye(self.P) + V_hat), m_hat, Q_hat])
+        return np.stack([self._susceptibility(V_hat, penalty), m_hat, Q_hat])
 
     def _equations(self, penalty: float, here: Host) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
         """The fixed-point equations as a root problem: scaled unknowns, the map from unknowns to a point, and the residual."""
@@ -199,20 +243,22 @@ class PenaltyPath:
             return np.asarray(moved, dtype=float)
 
         def gap(x: Host) -> Host:
-            at = order_parameters(point(x), self.T)
+            there = point(x)
+            at = self._at(there, penalty)
             if min(np.linalg.eigvalsh(at.V).min(), np.linalg.eigvalsh(at.Q).min()) <= 0:
                 return np.full(len(x), 1e3)
             if not positive:
-                return np.asarray((self._after(penalty, point(x)) / size).ravel() - x)
+                return np.asarray((self._after(penalty, there) / size).ravel() - x)
             found = self.integrals(at)
             # alpha E g z* = lambda M says the same as the equation of M, without what cancels there; in units of that
             # equation it is as straight.
             stiff = self.alpha * found.V_hat.item()
-            V_new, Q_new = 1 / (penalty + stiff), self.alpha * found.Q_hat.item()
+            V_new, Q_new = self._susceptibility(np.array([[stiff]]), penalty).item(), self.alpha * found.Q_hat.item()
             if not (V_new > 0 and Q_new > 0):
                 return np.full(len(x), 1e3)
-            off = self.alpha * found.along.item() - penalty * at.M.item()
-            return np.array([np.log(V_new) - x[0], off * V_new / at.M.item(), np.log(Q_new) - x[2]])
+            bare = (there[0] @ there[1] @ self.T).item()
+            off = self.alpha * found.along.item() - penalty * bare
+            return np.array([np.log(V_new) - x[0], off * V_new / bare, np.log(Q_new) - x[2]])
 
         return (np.log(here.ravel()) if positive else (here / size).ravel()), point, gap
 
@@ -234,7 +280,7 @@ class PenaltyPath:
         nudge = 1e-5
         slopes = np.stack([(gap(x + nudge * one) - at) / nudge for one in np.eye(len(x))], axis=1)
         step = np.linalg.lstsq(slopes, -at, rcond=None)[0]
-        new, old = (order_parameters(point(where), self.T) for where in (x + step, x))
+        new, old = (self._at(point(where), penalty) for where in (x + step, x))
         return Overlaps(np.zeros_like(self.T), np.abs(new.M - old.M), np.abs(new.Q - old.Q))
 
     def _guess(self, penalty: float) -> Host:

@@ -255,6 +255,12 @@ class Gamp(Algorithm):
             return self
         return None if self.damping is None else replace(self, damping=0.5)
 
+    def refuses(self, problem: Problem) -> str | None:
+        """Reason why there is no denoiser for the features of a problem, or None."""
+        if problem.variances is not None and not hasattr(problem.prior, "variances"):
+            return "features with a spectrum need a Gaussian signal, which is denoised feature by feature"
+        return None
+
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Initial state: the prior mean, a small random start where the prior mean is a fixed point, or the given start."""
         xp = namespace(data.inputs)
@@ -294,7 +300,7 @@ class Gamp(Algorithm):
         information = inverse - inverse @ (covariance / n @ inverse)
         latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
         Q = Qhat = mixed(last.weight, latest, state.Qhat)
-        R = state.estimate + solve_first(Qhat, total)
+        R = state.estimate + solve_first(Qhat, problem.per_variance(total))
         if extensive:
             excess = np.diagonal(scale * noise / n) / (self.largest_excess * np.diagonal(Qhat))
             reduced = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))

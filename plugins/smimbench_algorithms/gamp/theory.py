@@ -85,7 +85,8 @@ def first_correction(problem: Problem, alpha: float) -> list[float] | None:
     """
     spec = problem.spec
     names = [spec[kind]["name"] for kind in ("model", "channel", "prior")]
-    if names != ["sequence-multi-index", "linear", "gaussian"] or not spec["channel"]["noise"] > 0:
+    plain = names == ["sequence-multi-index", "linear", "gaussian"] and problem.variances is None
+    if not plain or not spec["channel"]["noise"] > 0:
         return None
     noise, r = float(spec["channel"]["noise"]), alpha * problem.model.tokens
     z = -noise
@@ -107,6 +108,8 @@ def _trajectory(
     ``V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
     """
     start = _start(problem, conditions, V)
+    if problem.variances is not None and not start.is_bayes_optimal:
+        return "its trajectory from a random start is not known for features with a spectrum"
     steps = min(conditions.iterations or ACCURACY.iterations, ACCURACY.iterations)
     information = information_along(
         problem, start.own(problem), start.V, np.asarray(end["overlap"], dtype=float).reshape(start.V.shape)

@@ -1,0 +1,82 @@
+"""Independent Gaussian tokens whose features have a spectrum: a power law, or one that is given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smimbench.backend import matching, namespace
+from smimbench.interfaces import Capabilities, Inputs, ParameterError, require
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Host
+
+
+@dataclass(frozen=True)
+class PowerLaw(Inputs):
+    r"""Independent Gaussian tokens, feature k with the variance
+
+    .. math:: \lambda_k = k^{-a} \Big/ \frac1D \sum_{j=1}^D j^{-a}, \qquad k = 1..D,
+
+    or with that of a given spectrum, scaled to the mean 1. Signals and estimates are in the coordinates of these features, and so
+    do gradient methods see them; errors and overlaps of low-rank signals are weighted by the variances, as latents are:
+    ``mse = sum_k lambda_k (w_k - w*_k)^2 / D``.
+
+    Parameters
+    ----------
+    exponent : float
+        a >= 0; 0 is ``gaussian``.
+    spectrum : list of float or None
+        Variances > 0 of all D features, in place of the power law.
+    features : int or None
+        D for which theory is solved, as the spectrum changes with it; a suite fills in its dimension. Without it: no theory.
+
+    References
+    ----------
+    Derived, checked by tests/inputs/test_power_law.py.
+    """
+
+    exponent: float = 1.0
+    spectrum: list[float] | None = None
+    features: int | None = None
+
+    name = "power-law"
+    version = 1
+    reference = "arXiv:2411.12135"
+    capabilities = Capabilities()
+    gaussian = True
+
+    def __post_init__(self) -> None:
+        require(self, "exponent", 0 <= self.exponent < math.inf, "a finite number >= 0")
+        require(self, "features", self.features is None or self.features >= 1, "at least 1")
+        if self.spectrum is not None:
+            fits = bool(self.spectrum) and all(0 < value < math.inf for value in self.spectrum)
+            require(self, "spectrum", fits, "a list of finite numbers > 0")
+            require(self, "exponent", self.exponent == 1.0, "left out where a spectrum is given")
+            if self.features not in (None, len(self.spectrum)):
+                raise ParameterError(
+                    "features", f"must be {len(self.spectrum)}, the length of the spectrum, got {self.features}"
+                )
+            object.__setattr__(self, "features", len(self.spectrum))
+
+    @property
+    def shape(self) -> tuple[None, int | None]:  # type: ignore[override]
+        """Any tokens, and the features, if they are given."""
+        return None, self.features
+
+    def feature_variances(self, dimension: int) -> Host:
+        """Variances (D,) of mean 1; ParameterError for a dimension that is not that of the spectrum."""
+        if self.features not in (None, dimension):
+            raise ParameterError("features", f"must be the dimension {dimension}, got {self.features}")
+        if self.spectrum is not None:
+            found = np.asarray(self.spectrum, dtype=float)
+        else:
+            found = np.arange(1.0, dimension + 1) ** -self.exponent
+        return np.asarray(found / found.mean())
+
+    def transform(self, z: Array) -> Array:
+        """The numbers ``z`` (n, T, D), each feature times the root of its variance."""
+        return z * namespace(z).asarray(np.sqrt(self.feature_variances(z.shape[-1])), **matching(z))
