@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from smimbench.backend import namespace
 from smimbench.interfaces import AlgorithmPrediction, Array, Conditions, Data, require
 from smimbench.problem import Problem
-from smimbench_algorithms.gradient import Descent
+from smimbench_algorithms.gradient import SEEN_AGAIN, Descent
 from smimbench_algorithms.gradient.online_theory import online_theory
 
 
@@ -49,6 +50,7 @@ class Sgd(Descent):
     nesterov: bool = False
     weight_decay: float = 0.0
 
+    moves: ClassVar[str] = "gradient"
     name = "sgd"
     version = 2
     reference = "Sutskever et al. (2013), Proc. ICML"
@@ -87,7 +89,97 @@ class Sgd(Descent):
     ) -> tuple[Array, tuple[Array, ...]]:
         """One step along the velocity."""
         if not self.momentum:
-            return factor - rate * gradient, ()
+            return factor - rate * self.direction(gradient), ()
         velocity = self.momentum * memory[0] + gradient
         along = gradient + self.momentum * velocity if self.nesterov else velocity
-        return factor - rate * along, (velocity,)
+        return factor - rate * self.direction(along), (velocity,)
+
+    def direction(self, along: Array) -> Array:
+        """What a step moves along, from the velocity: the velocity itself."""
+        return along
+
+
+class _Sized(Sgd):
+    """Base class of methods whose steps have a length of their own, whatever that of the gradient."""
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+        """Theory of one pass over linear labels of low rank, feature by feature
+        (``smimbench_algorithms.gradient.online_spectrum``).
+        """
+        return online_theory(self, problem, alpha, conditions) if self.online else SEEN_AGAIN
+
+
+@dataclass(frozen=True)
+class SignSgd(_Sized):
+    r"""Stochastic gradient descent along signs.
+
+    ``W <- W - eta sign(v)`` with the velocity v of ``sgd``: every entry moves by eta.
+
+    Parameters
+    ----------
+    learning_rate : float
+        eta > 0, in units of an entry of the factor.
+    momentum : float
+        m in [0, 1), 0 unless given.
+    nesterov, weight_decay, steps, epochs, batch, online, loss, schedule, decay_steps, decay_factor, spherical, width, \
+    surrogate_beta
+        As for ``sgd``.
+
+    References
+    ----------
+    Bernstein et al., arXiv:1802.04434; theory arXiv:2411.12135.
+    """
+
+    learning_rate: float = 0.01
+
+    moves = "sign"
+    name = "signsgd"
+    version = 1
+    reference = "arXiv:1802.04434"
+
+    def direction(self, along: Array) -> Array:
+        """Signs of the entries."""
+        return namespace(along).sign(along)
+
+
+@dataclass(frozen=True)
+class Muon(_Sized):
+    r"""Momentum orthogonalized: descent along the polar factor of the velocity.
+
+    .. math:: W \leftarrow W - \eta \sqrt{\max(m, n)}\, U V^T, \qquad v = U \Sigma V^T,
+
+    with the velocity v (m, n) of ``sgd`` and its singular value decomposition in place of Newton-Schulz steps. Entries move by
+    about eta. The matrix is the signal (P, D), or a component's factor (D, width). Singular values that are rounding give no
+    direction.
+
+    Parameters
+    ----------
+    learning_rate : float
+        eta > 0, in units of an entry of the factor.
+    momentum : float
+        m in [0, 1), 0.95 unless given.
+    nesterov : bool
+        Step along ``m v + grad L_B`` instead of v; default true.
+    weight_decay, steps, epochs, batch, online, loss, schedule, decay_steps, decay_factor, spherical, width, surrogate_beta
+        As for ``sgd``.
+
+    References
+    ----------
+    Jordan et al. (2024), Muon: an optimizer for hidden layers in neural networks; theory arXiv:2605.09552.
+    """
+
+    learning_rate: float = 0.01
+    momentum: float = 0.95
+    nesterov: bool = True
+
+    moves = "polar"
+    name = "muon"
+    version = 1
+    reference = "Jordan et al. (2024), arXiv:2502.16982"
+
+    def direction(self, along: Array) -> Array:
+        """Polar factor of the last two axes, times the root of the longer one."""
+        xp = namespace(along)
+        u, sizes, v = xp.linalg.svd(along, full_matrices=False)
+        known = sizes > max(along.shape[-2:]) * xp.finfo(along.dtype).eps * xp.max(sizes, axis=-1, keepdims=True)
+        return max(along.shape[-2:]) ** 0.5 * xp.matmul(u * xp.astype(known, along.dtype)[..., None, :], v)

@@ -25,6 +25,7 @@ ITEMS = [
     made("inputs", "gaussian"),
     made("inputs", "correlated-tokens"),
     made("inputs", "heavy-tails"),
+    made("inputs", "power-law"),
     made("inputs", "sphere"),
     made("channel", "linear", LOW, tokens=2),
     made("channel", "linear", LOW, tokens=2, components=3, noise=0.3),
@@ -57,6 +58,8 @@ ITEMS = [
     made("algorithm", "adam", **SHORT),
     made("algorithm", "adamw", **SHORT),
     made("algorithm", "sgd", **SHORT),
+    made("algorithm", "signsgd", **SHORT),
+    made("algorithm", "muon", **SHORT),
     made("algorithm", "averaged", of={"name": "adam", **SHORT}, students=2),
 ]
 

@@ -85,6 +85,8 @@ class Rule:
     nesterov, spherical : bool
     spread : float
         ``1 / (B C)``, by which the square of the mean gradient of linear labels is larger in a batch; 0 in the limit.
+    direction : callable or None
+        ``direction(along, metric)``: what the student moves along in place of the velocity, in the same coordinates.
     """
 
     rate: Callable[[float], float]
@@ -94,6 +96,7 @@ class Rule:
     nesterov: bool = False
     spherical: bool = False
     spread: float = 0.0
+    direction: Callable[[Host, Host | None], Host] | None = None
 
 
 class Path(NamedTuple):
@@ -138,6 +141,8 @@ def gram_after(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Hos
         velocity = rule.momentum * vectors[..., 2 * P :, :] + gradient
         new[..., 2 * P :, :] = velocity
         along = gradient + rule.momentum * velocity if rule.nesterov else velocity
+    if rule.direction is not None:
+        along = rule.direction(along, metric)
     new[..., student, :] -= rule.rate(step) * along
     gram = (new if metric is None else new @ metric) @ turned(new)
     if rule.spherical:
@@ -147,15 +152,22 @@ def gram_after(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Hos
     return gram
 
 
-def follow(after: Callable[[Host, int], Host], gram: Host, P: int, wanted: Sequence[int], least: float) -> Path:
-    """Iterate Gram matrices (sets, starts, R, R); they are NaN from where one has diverged.
+def follow(
+    after: Callable[[Host, int], Host],
+    gram: Host,
+    P: int,
+    wanted: Sequence[int],
+    least: float,
+    seen: Callable[[Host], Host] = lambda gram: gram,
+) -> Path:
+    """Iterate Gram matrices (sets, starts, R, R); they are NaN from where one has diverged. The path keeps ``seen(gram)``.
 
     Raises
     ------
     Diverges
         If a smaller share than ``least`` has not diverged.
     """
-    kept, alive, marks = [gram], np.ones(gram.shape[:2], dtype=bool), set(wanted)
+    kept, alive, marks = [seen(gram)], np.ones(gram.shape[:2], dtype=bool), set(wanted)
     with np.errstate(over="ignore", invalid="ignore"):
         for step in range(int(wanted[-1])):
             gram = after(gram, step)
@@ -165,7 +177,7 @@ def follow(after: Callable[[Host, int], Host], gram: Host, P: int, wanted: Seque
                 raise Diverges("the overlaps grow without bound")
             gram = np.where(alive[..., None, None], gram, 0.0)
             if step + 1 in marks:
-                kept.append(np.where(alive[..., None, None], gram, np.nan))
+                kept.append(seen(np.where(alive[..., None, None], gram, np.nan)))
     return Path.of(wanted, np.stack(kept, axis=1), P)
 
 

@@ -15,8 +15,20 @@ from smimbench.problem import Problem
 from smimbench.theory import aligned, limit_point, scores
 from smimbench_algorithms.gradient import online_fields
 from smimbench_algorithms.gradient.loss import fitting_loss
-from smimbench_algorithms.gradient.online import Diverges, Path, Rule, TooLong, affordable, draw_paths, price, solve
+from smimbench_algorithms.gradient.online import (
+    Diverges,
+    Path,
+    Rule,
+    TooLong,
+    affordable,
+    draw_paths,
+    gram_of,
+    price,
+    solve,
+)
 from smimbench_algorithms.gradient.online_fields import evaluations
+from smimbench_algorithms.gradient.online_spectrum import Fluctuates, solve_features
+from smimbench_algorithms.least_squares import noise_of_identity
 
 
 def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
@@ -36,6 +48,11 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     loss = algorithm.loss or fitting_loss(problem)
     # Linear labels: means of the overlaps follow closed equations at every D, and not only as D grows.
     closed = evaluations(problem, loss) == 1 and not algorithm.spherical
+    by_feature = problem.features is not None or algorithm.moves != "gradient"
+    if by_feature and not closed:
+        return "other equations than those of sgd on features of one variance are closed for linear labels only"
+    if algorithm.moves == "sign" and (algorithm.momentum or algorithm.weight_decay):
+        return "signs of a velocity, or with weight decay, have no closed equations"
     rule = Rule(
         rate=lambda step: algorithm._rate(step, steps),
         fraction=batch / D,
@@ -48,19 +65,27 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     starts = conditions.starts or _typical_starts(problem, D, algorithm.spherical)
     accuracy = online_fields.ACCURACY
     wanted = sorted({0, *np.unique(np.geomspace(1, steps, accuracy.moments).round().astype(int)).tolist()})
-    draws = affordable(problem, steps, batch, len(starts) * (8 if closed else 1), D)
+    draws = 0 if by_feature else affordable(problem, steps, batch, len(starts) * (8 if closed else 1), D)
     drawn = None
     try:
-        if draws:
-            drawn = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D)
-        path = solve(problem, loss, rule, starts, wanted) if closed or drawn is None else drawn
+        if by_feature:
+            path = _by_feature(problem, rule, algorithm.moves, conditions.starts, wanted, D)
+        else:
+            drawn = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D) if draws else None
+            path = solve(problem, loss, rule, starts, wanted) if closed or drawn is None else drawn
     except TooLong:
         return f"its {steps} steps take longer than a minute to solve; ask for fewer steps, or smaller batches"
     except Diverges:
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
+    except Fluctuates as error:
+        return f"few features or samples carry its steps, which are random at any dimension ({error})"
     ends = _overlaps_at_end(path)
     lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
-    method = _solved(problem, path, starts, D)
+    method = (
+        _solved(problem, path, starts, D)
+        if not by_feature
+        else f"recursion feature by feature, {len(path.cross)} starts"
+    )
     if path is drawn:
         method = f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
         method += f"; {lost:.1%} of them diverge and are left out" if lost else ""
@@ -80,7 +105,40 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         with suppress(Diverges, TooLong):  # the limit of large D is shown where it is known
             limit = _online_trajectory(problem, solve(problem, loss, rule, starts, wanted), 1)
             found |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
-    return replace(point, trajectory=found, at_size=bool(conditions.starts))
+    return replace(point, trajectory=found, at_size=by_feature or bool(conditions.starts))
+
+
+def _by_feature(problem: Problem, rule: Rule, moves: str, given: Sequence[Overlaps], wanted: list[int], D: int) -> Path:
+    """Path from the equations of single features; several starts are on its first axis, and their spread is the error.
+
+    The equations of a gradient are linear: they start from the mean over all teachers and students.
+    """
+    features = np.ones(D) if problem.features is None else problem.features
+    values, shares = np.unique(features, return_counts=True)
+    P = problem.components
+    R = P * (3 if rule.momentum else 2)
+    noise: Any = noise_of_identity(problem)
+    # In units of 20 seconds.
+    price = wanted[-1] * len(values) * R**2 / 8e7
+    count = min(online_fields.ACCURACY.starts, int(1 / price))
+    given = given if problem.features is None else ()
+    if given:
+        begin = gram_of(given, rule.momentum)[None]
+    elif moves == "gradient" or len(values) == 1:
+        second = np.asarray(problem.prior.second_moment(P))
+        begin = np.repeat(gram_of([Overlaps(second, 0 * second, second)], rule.momentum)[None], len(values), axis=0)
+    elif count < 4 * P:
+        raise TooLong(f"{wanted[-1]} steps")
+    else:
+        # Entries are N(0, 1); over the starts, those of a feature have exactly these second moments.
+        draws = monte_carlo_rng("online descent: starts by feature", D).standard_normal((D, count, 2 * P))
+        u, _, v = np.linalg.svd(draws, full_matrices=False)
+        both = np.sqrt(count) * (u @ v)
+        square = np.add.reduceat(both[..., :, None] * both[..., None, :], np.cumsum(shares) - shares)
+        begin = np.zeros((len(values), count, R, R))
+        begin[..., : 2 * P, : 2 * P] = square / shares[:, None, None, None]
+    path = solve_features(rule, moves, values, shares / D, float(noise.mean()), problem.model.sites, D, begin, wanted)
+    return path if given else Path(path.steps, *(np.swapaxes(part, 0, 2) for part in path[1:]))
 
 
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
