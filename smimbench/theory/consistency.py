@@ -337,12 +337,14 @@ class _ChannelTest(_Test):
         # Any function of the label will do: a bounded one of a random direction in which labels differ.
         flat = np.nan_to_num(np.asarray(y, dtype=float).reshape(count, -1))
         rng = self.rng("directions", point)
-        label = flat @ (rng.standard_normal(flat.shape[1]) / (flat.std(0) + 1e-300))
+        spread = np.ascontiguousarray(flat.T).std(1)
+        label = flat @ (rng.standard_normal(flat.shape[1]) / (spread + 1e-300))
         label = np.tanh((label - label.mean()) / (label.std() + 1e-300))[:, None]
         direction = rng.standard_normal(C)
-        seen = 1 + (omega @ direction) / np.std(omega @ direction, axis=0)  # where labels see no sign, omega gives it
+        along = omega @ direction
+        seen = 1 + along / np.std(along, axis=0)  # where labels see no sign, omega gives it
         one, far = np.ones_like(u), np.abs(u) > 1
-        known = {"on average": one, "along omega": u, "where |omega| is large, along omega": u**3 - 3 * u}
+        known = {"on average": one, "along omega": u, "where |omega| is large, along omega": u * (u * u - 3)}
 
         def averaged(a: Array, b: Array) -> Array:
             """Means of products over the sites, (n, P)."""
