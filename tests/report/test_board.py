@@ -8,7 +8,7 @@ import pytest
 from docs.board import FOLDER, absent, packages, page
 from smimbench.report.board import board, obstacle
 from smimbench.run.record import sealed, text_of
-from tests.helpers import LINE, call, call_outside, importable, install_package, suite_text, write_suite
+from tests.helpers import LINE, call, call_outside, ends_with, importable, install_package, suite_text, write_suite
 
 NOISE = """
 from smimbench import Capabilities, hookimpl
@@ -53,11 +53,13 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("board")
     install_package(folder, "smimbench-noise", {"noise_of_mine": NOISE}, "1.5")
     suite, results = write_suite(folder, TEXT), folder / "results"
-    smimbench(folder, "tune", suite, "--results", results)
-    smimbench(folder, "run", suite, "--results", results, "--no-figure")
-    made_by(results)
-    said = smimbench(folder, "submit", suite, "--results", results, "--by", "A. Name", "--output", folder / "a.json")
-    assert "20 rows" in said
+    words = (suite, "--results", results)
+    with pytest.MonkeyPatch.context() as patch, importable(folder, patch):
+        patch.setenv("PYTHONPATH", str(folder))
+        assert ends_with("tune", *words) == 0
+        assert ends_with("run", *words, "--no-figure") == 0
+        made_by(results)
+        assert ends_with("submit", *words, "--by", "A. Name", "--output", folder / "a.json") == 0
     return folder
 
 

@@ -40,7 +40,8 @@ def test_runs_and_other_processes_solve_them_when_asked(capsys, tmp_path):
         reading.solves = False
         ((point,),) = reading.points(problem, [0.3])
         assert ("generalization_error" in point) == predicts
-    words = ("run", "quickstart", "--only", "problem=linear", "--only", "alpha=0.2", "--set=grid.dimension=[20]")
+    words = ("run", "quickstart", "--only", "problem=linear", "--only", "alpha=0.2", "--only", "algorithm=gamp")
+    words += ("--set=grid.dimension=[20]", "--set=grid.seeds=1", "--no-figure")
     for metric in ("mse", "generalization_error_plugin"):
         folder = tmp_path / metric
         call(capsys, *words, f'--set=run.metrics=["{metric}"]', "--results", folder)

@@ -14,17 +14,14 @@ from smimbench.run.record import document_text, sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.verification import untimed
 from smimbench.suite.reader import load_suite
-from tests.helpers import ROOT, SUITE, call, write_suite
+from tests.helpers import ROOT, SUITE, call, ends_with, write_suite
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """A suite that was run once, theory included."""
-    from tests.helpers import call_outside
-
     folder = tmp_path_factory.mktemp("ran")
-    done = call_outside("run", write_suite(folder, SUITE), "--results", folder / "results", "--no-figure")
-    assert done.returncode == 0, done.stderr
+    assert ends_with("run", write_suite(folder, SUITE), "--results", folder / "results", "--no-figure") == 0
     return folder / "results"
 
 
