@@ -309,11 +309,11 @@ class Sparse(Prior):
         return rng.choice(self.values, size=(components, dimension), p=self.weights)
 
     def posterior(self, r, q):
-        logs = np.log(self.weights) - q * (r[..., None] - self.values) ** 2 / 2
-        odds = np.exp(logs - logs.max(-1, keepdims=True))
-        odds /= odds.sum(-1, keepdims=True)
-        mean = odds @ self.values
-        return mean, odds @ self.values**2 - mean**2
+        logs = np.stack([math.log(w) - q * (r - v) ** 2 / 2 for w, v in zip(self.weights, self.values)])
+        odds = np.exp(logs - logs.max(0))
+        odds /= odds.sum(0)
+        mean = np.tensordot(self.values, odds, 1)
+        return mean, np.tensordot(self.values**2, odds, 1) - mean**2
 
     def denoise(self, R, Qhat):
         mean, variance = self.posterior(R, float(Qhat[0, 0]))

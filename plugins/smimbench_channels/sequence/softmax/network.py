@@ -9,11 +9,12 @@ With ``S(v) = softmax_rows(v v^T)``, ``A(v) = c I + S(v)`` and latents ``z`` (n,
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
-from smimbench_channels.bases import log_softmax
+from smimbench_channels.bases import log_softmax, over_tokens
 from smimbench_channels.batches import identity_like
 
 
@@ -34,13 +35,12 @@ def attention(v: Array) -> Array:
     """Row-wise softmax ``S(v)`` of ``v v^T``: (..., M) to (..., M, M)."""
     xp = namespace(v)
     logits = v[..., :, None] * v[..., None, :]
-    weights = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
-    return weights / xp.sum(weights, axis=-1, keepdims=True)
+    weights = xp.exp(logits - over_tokens(xp.maximum, logits))
+    return weights / over_tokens(operator.add, weights)
 
 
 def _apply(matrix: Array, vector: Array) -> Array:
-    xp = namespace(matrix)
-    return xp.sum(matrix * vector[..., None, :], axis=-1)
+    return over_tokens(operator.add, matrix * vector[..., None, :])[..., 0]
 
 
 def _apply_transposed(matrix: Array, vector: Array) -> Array:
@@ -90,7 +90,7 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
 
 def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
     """Gradient of ``sum(cotangent * S(v))`` with respect to ``v`` (..., M); ``S`` is ``attention(v)``."""
-    logits = S * (cotangent - namespace(S, cotangent).sum(S * cotangent, axis=-1, keepdims=True))
+    logits = S * (cotangent - over_tokens(operator.add, S * cotangent))
     return _apply(logits, v) + _apply_transposed(logits, v)
 
 
