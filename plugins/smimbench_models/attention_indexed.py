@@ -57,8 +57,8 @@ class AttentionIndexed(TokenModel):
         h_{ab} = \frac{x_a^T S x_b - \delta_{ab} \operatorname{tr} S}{\sqrt d}, \qquad
         z_{ab} = \frac{h_{ab}}{\sqrt{1 + \delta_{ab}}}, \qquad a \le b,
 
-    for tokens ``x_a`` (d,) with iid N(0, 1) entries and a symmetric signal ``S`` (d, d) whose spectrum is
-    O(1). Then all ``C = T (T + 1) / 2`` latents have the same limiting variance ``|S|_F^2 / d``. Sites are
+    for tokens ``x_a`` (d,), iid N(0, 1) unless the problem names other inputs, and a symmetric signal ``S`` (d, d) whose
+    spectrum is O(1). Then all ``C = T (T + 1) / 2`` latents have the same limiting variance ``|S|_F^2 / d``. Sites are
     ordered 11, 12, .., 1T, 22, .., TT. The number of samples is ``n = alpha d^2``.
 
     Parameters
@@ -153,7 +153,7 @@ class AttentionIndexed(TokenModel):
     def forward(self, inputs: Array, signal: Array) -> Array:
         r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))``.
 
-        ``inputs`` (n, T, d) with iid N(0, 1) entries, not divided by anything; ``signal`` (..., P, d, d), symmetric, leading
+        ``inputs`` (n, T, d), entries of variance 1, not divided by anything; ``signal`` (..., P, d, d), symmetric, leading
         axes for several students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
         """
         xp = namespace(inputs, signal)

@@ -32,7 +32,7 @@ class SequenceMultiIndex(TokenModel):
 
     .. math:: z_{pm} = \frac{w_p \cdot x_m}{\sqrt D}, \qquad p = 1..P, \quad m = 1..M,
 
-    for tokens ``x_m`` (D,) with iid N(0, 1) entries and a signal ``W`` (P, D) with entries of order 1;
+    for tokens ``x_m`` (D,), iid N(0, 1) unless the problem names other inputs, and a signal ``W`` (P, D) with entries of order 1;
     the sites are the ``C = M`` tokens. The number of samples is ``n = alpha D``.
 
     Parameters
@@ -92,7 +92,7 @@ class SequenceMultiIndex(TokenModel):
     def forward(self, inputs: Array, signal: Array) -> Array:
         """Latents ``z_pm = w_p . x_m / sqrt(D)``.
 
-        ``inputs`` (n, M, D) with iid N(0, 1) entries, not divided by anything; ``signal`` (..., P, D), leading axes for
+        ``inputs`` (n, M, D), entries of variance 1, not divided by anything; ``signal`` (..., P, D), leading axes for
         several students. Returns (..., n, P, M); ValueError if the shapes do not fit the model or each other.
         """
         xp = namespace(inputs, signal)

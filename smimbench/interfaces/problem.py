@@ -31,7 +31,7 @@ class Data:
     Attributes
     ----------
     inputs : array (n, T, D)
-        Tokens, iid N(0, 1).
+        Tokens.
     labels : array (n, ...)
         What the channel's ``forward`` returned.
     sample_ratio : float
@@ -64,7 +64,8 @@ class ProblemLike(Protocol):
     Attributes
     ----------
     model, channel, prior
-        The three items, with all that the engine derives for them.
+        The three items, with all that the engine derives for them. Of correlated tokens, model and channel are those of whitened
+        latents: what ``model.forward`` gives is what the channel takes.
     components : int
         P.
     """
