@@ -111,12 +111,16 @@ class WeightedPrior(_Wrapper):
         assert self.features is not None
         values, shares = np.unique(self.variances(self.features), return_counts=True)
         weights = (values * shares)[:, None, None] / self.features
-        Q, V = self._posterior(values, np.asarray(to_host(Qhat)))
-        return Overlap(*(np.sum(weights * part, axis=-3) for part in (Q, V)))
+        Qhat = np.asarray(to_host(Qhat))
+        # One by one: a spectrum of many features for many Qhat would fill the memory.
+        each = [self._posterior(values, one) for one in Qhat.reshape(-1, *Qhat.shape[-2:])]
+        return Overlap(
+            *(np.reshape([np.sum(weights * part, axis=0) for part in parts], Qhat.shape) for parts in zip(*each))
+        )
 
     def _posterior(self, values: Host, Qhat: Host) -> tuple[Host, Host]:
-        """Gain and covariance (..., D, P, P) of every feature; the overlap of a Gaussian signal of variance 1 is its gain."""
-        found = self.prior.overlap(values[:, None, None] * Qhat[..., None, :, :])
+        """Gain and covariance (D, P, P) of every feature; the overlap of a Gaussian signal of variance 1 is its gain."""
+        found = self.prior.overlap(values[:, None, None] * Qhat)
         return np.asarray(found.Q), np.asarray(found.V)
 
 

@@ -67,7 +67,9 @@ class Model(Item):
         raise NotImplementedError
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Signal-shaped sum over samples, so normalised that ``R = W_hat + Qhat^{-1} adjoint(g)``."""
+        """Signal-shaped sum over samples, so normalised that ``R = W_hat + Qhat^{-1} adjoint(g)``; over features of other
+        variances than 1 with ``problem.per_variance(adjoint(g))``.
+        """
         raise NotImplementedError
 
     def adjoint_scale(self, dimension: int) -> float:

@@ -111,6 +111,10 @@ class Problem:
     mixing : ndarray (C, C) or None
         A of ``z = A zeta`` where tokens are correlated: ``model`` and ``channel`` are then those of the whitened latents zeta
         (``smimbench.derive.mixed``), and ``inputs`` of an instance are the correlated tokens.
+    variances : callable or None
+        ``variances(D)`` (D,) of the features where they are known not to be all 1, for signals of low rank.
+    features : ndarray (D,) or None
+        Those for which theory is solved.
 
     Raises
     ------

@@ -94,12 +94,14 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     if closed:
         # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.
         ratios = course = None
+        # Few features hold most of an overlap where variances are unequal: it varies as with so many.
+        number = D if problem.features is None else D / float(np.mean(problem.features**2))
         if drawn is not None:
             ratios = limit_point(problem, alpha, _overlaps_at_end(drawn), method="", prediction=False).more
             course = _online_trajectory(problem, drawn, batch)
         for name in ("cosine", "squared_cosine"):
-            point.more[f"{name}_error"] = _error_of_ratio(name, point.more, ratios, D)
-        found["overlap_error"] = _error_of_ratio("overlap", found, course, D)
+            point.more[f"{name}_error"] = _error_of_ratio(name, point.more, ratios, number)
+        found["overlap_error"] = _error_of_ratio("overlap", found, course, number)
     cheap = price(problem, loss, steps, len(starts)) < accuracy.limit_latents
     if conditions.trajectory and path is drawn and cheap:
         with suppress(Diverges, TooLong):  # the limit of large D is shown where it is known
@@ -162,7 +164,7 @@ def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) ->
     return f"recursion of online descent, {how}"
 
 
-def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: int) -> list[Any]:
+def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: float) -> list[Any]:
     """Error from taking a ratio of mean overlaps instead of the mean ratio: from draws, or its order in 1/D."""
     value = np.asarray(means[name])
     if drawn is None:
