@@ -8,9 +8,12 @@ import pytest
 
 import smimbench
 from smimbench.backend.arrays import to_host
+from smimbench.interfaces import Capabilities, Inputs
 from smimbench.problem.problem import Problem, ProblemError
+from smimbench.registry.registry import using
 from smimbench.suite.reader import load_suite
 from smimbench.testing import check
+from smimbench.testing.context import OverlayRegistry
 from smimbench.theory.predictions import point_document, solve, thresholds
 from smimbench.theory.verification import verify_point
 from tests.helpers import run_once, suite_text, write_suite
@@ -170,6 +173,38 @@ def test_theory_is_the_error_of_the_exact_estimate(law, noise):
     assert abs(np.mean(errors) - point.mse[0]) < 4 * spread
 
 
+class Both(Inputs):
+    """Correlated tokens whose features have a spectrum."""
+
+    name, version, reference, capabilities, gaussian = "both", 1, "this test", Capabilities(), True
+    shape = (None, 400)
+
+    def token_covariance(self, tokens):
+        """Covariance of the tokens."""
+        return matrix_of({"decay": 0.6}, tokens)
+
+    def feature_variances(self, dimension):
+        """Variances of the features."""
+        return np.linspace(0.1, 1.9, dimension)
+
+    def transform(self, z):
+        """Tokens from normal numbers."""
+        return np.linalg.cholesky(self.token_covariance(z.shape[1])) @ z * np.sqrt(self.feature_variances(z.shape[2]))
+
+
+def test_inputs_of_ones_own_may_be_correlated_and_have_a_spectrum():
+    with using(OverlayRegistry({"inputs": Both()})):
+        problem = Problem({"name": SEQUENCE, "tokens": 3}, {"name": "linear", "noise": 0.2}, "gaussian", "both")
+    errors = []
+    for k in range(6):
+        instance = problem.instance(0.5, 400, k)
+        X, y = instance.inputs.reshape(-1, 400) / 20, instance.labels.ravel()
+        w = np.linalg.solve(X.T @ X + 0.2 * np.eye(400), X.T @ y)
+        errors.append(np.mean(Both().feature_variances(400) * (w - instance.signal[0]) ** 2))
+    (point,) = solve(problem, [0.5])
+    assert abs(np.mean(errors) - point.mse[0]) < 4 * np.std(errors, ddof=1) / np.sqrt(6) + 2 / 400
+
+
 @pytest.mark.parametrize("law", COVARIANCES)
 @pytest.mark.parametrize("model", [SEQUENCE, ATTENTION])
 @pytest.mark.parametrize("channel", ["linear", "softmax"])
@@ -235,6 +270,17 @@ def test_gradients_do_not_know_of_whitening(rng):
     assert found.loss == pytest.approx(loss(w))
     step = 1e-6 * np.eye(10)[3]
     assert found.gradient[0, 3] == pytest.approx((loss(w + step) - loss(w - step)) / 2e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize("model", [SEQUENCE, ATTENTION])
+def test_the_softmax_in_place_of_hardmax_sees_the_same_latents(model, rng):
+    from smimbench_algorithms.gradient.loss import surrogate
+
+    problem = problem_of(model, "hardmax", {"decay": 0.7}, 2)
+    z = rng.standard_normal((50, 1, problem.model.sites))
+    steep = surrogate(problem, 1e4)
+    wanted = problem.channel.observable(problem.channel.forward(z))
+    assert np.mean(np.abs(steep.observable(steep.forward(z)) - wanted) > 0.1) < 0.02
 
 
 def test_a_matrix_is_a_value_and_a_list_of_decays_an_axis(tmp_path):
