@@ -100,14 +100,18 @@ class Ridge(LinearRegression):
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
         """Error of the estimate in the limit, or the reason why there is no theory.
 
-        Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank: for lambda of theory,
+        Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank, or latents of unlike noise (as
+        of correlated tokens): for lambda of theory,
         ``V = 1 / (1 / V_0 + kappa alpha I(V))``, ``I`` the channel's information and ``V_0`` the variance around the mean.
         """
         if self.regularisation == "validation":
             return "a penalty chosen on held-out samples has no closed form"
+        best = self.regularisation == "theory" and problem.components == 1
         if problem.model.rank == "low":
-            return self._low_rank_theory(problem, alpha)
-        if self.regularisation != "theory" or problem.components != 1:
+            linear, _ = self.observed(problem)
+            if linear.alike or not best or problem.features is not None:
+                return self._low_rank_theory(problem, alpha)
+        elif not best:
             return "matrices have a theory for one component and regularisation = 'theory' only"
         return _best_linear(problem, alpha)
 
@@ -134,7 +138,7 @@ class Ridge(LinearRegression):
 
 
 def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
-    """Error of the best linear estimate, for one component of extensive rank."""
+    """Error of the best linear estimate, for one component."""
     kappa = problem.model.kappa
     second, known = (float(moment[0, 0]) for moment in prior_moments(problem))
     start = second - known

@@ -272,6 +272,18 @@ def test_gradients_do_not_know_of_whitening(rng):
     assert found.gradient[0, 3] == pytest.approx((loss(w + step) - loss(w - step)) / 2e-6, rel=1e-6)
 
 
+@pytest.mark.parametrize("law", COVARIANCES)
+def test_ridge_is_optimal_for_a_gaussian_signal_and_predicts_it(law):
+    """Of correlated tokens the combinations that are observed have unlike noise."""
+    from smimbench_algorithms.ridge import Ridge
+
+    problem = problem_of(SEQUENCE, {"name": "linear", "noise": 0.2}, law)
+    (point,) = solve(problem, [0.4])
+    assert Ridge().theory(problem, 0.4).mse == pytest.approx(point.mse, rel=1e-9)
+    errors = [run_once(problem, problem.instance(0.4, 300, k), Ridge()).metrics["mse"][0] for k in range(6)]
+    assert abs(np.mean(errors) - point.mse[0]) < 4 * np.std(errors, ddof=1) / np.sqrt(6) + 2 / 300
+
+
 @pytest.mark.parametrize("model", [SEQUENCE, ATTENTION])
 def test_the_softmax_in_place_of_hardmax_sees_the_same_latents(model, rng):
     from smimbench_algorithms.gradient.loss import surrogate
