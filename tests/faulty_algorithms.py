@@ -213,6 +213,13 @@ def hoard(algorithm, data):
         time.sleep(0.05)
 
 
+def compile_once(algorithm, data):
+    """Takes long in its first step, and never again in this process."""
+    time.sleep(0.001 if COMPILED else 1.0)
+    COMPILED.append(True)
+
+
+COMPILED: list[bool] = []
 ACTS = {
     "killer": kill,
     "killer-of-some": kill_some,
@@ -226,6 +233,7 @@ ACTS = {
     "tower": warn_at_length,
     "printer": print_orders,
     "hoarder": hoard,
+    "compiler": compile_once,
     "sleeper": lambda algorithm, data: time.sleep(0.01),  # never ends by itself
     "aborter": lambda algorithm, data: os.abort(),  # aborts in C
     "faulter": lambda algorithm, data: ctypes.string_at(0),  # reads memory that is not there, in C
@@ -233,7 +241,7 @@ ACTS = {
     # Never returns, and never lets go of the interpreter.
     "endless": lambda algorithm, data: ctypes.PyDLL(None).sleep(10**6),
 }
-STEPS = {"sleeper": None, "tower": 300}
+STEPS = {"sleeper": None, "tower": 300, "compiler": 1000}
 
 
 def acting(name):

@@ -149,9 +149,11 @@ def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell]) -> list[_Pas
     dimension = cell.dimension
     while dimension > 8 and _iteration(problem, algorithm, cell, cell.alpha, dimension)[0] > TRIAL + CALL:
         dimension = int(0.7 * dimension)
-    smaller = cell.run.model_copy(update={"timeout": 0.5, "max_iterations": min(cell.run.max_iterations, 8)})
+    foreign = cell.distributions()  # code of others, which need not come back, and compiles in its first iteration
+    clock = LONGEST_TRIAL / 2 if foreign else 0.5
+    smaller = cell.run.model_copy(update={"timeout": clock, "max_iterations": min(cell.run.max_iterations, 8)})
     trial = dataclasses.replace(cell, dimension=dimension, run=smaller)
-    if cell.distributions():  # code of others, which need not come back
+    if foreign:
         (record,) = in_processes([trial], 1, 1, limits=Limits(seconds=LONGEST_TRIAL))
     else:
         run_cell(trial)  # what is compiled or tabulated once is no part of an iteration

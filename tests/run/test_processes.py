@@ -108,6 +108,13 @@ def test_what_a_plugin_prints_is_kept_and_disturbs_nobody(tmp_path):
     assert not os.path.exists("/results")
 
 
+def test_what_a_plugin_compiles_counts_once_in_a_dry_run(tmp_path, registry):
+    from smimbench.run import cost
+
+    (cell, *_) = cells_of(tmp_path, registry, "compiler")
+    assert 0.5 < cost.estimate_cost([cell], 1).seconds < 100  # 1000 steps of a millisecond, or more on a busy machine
+
+
 def test_a_dry_run_tries_plugins_where_they_can_be_ended(tmp_path, registry, monkeypatch):
     from smimbench.run import cost
 
