@@ -24,12 +24,12 @@ from tests.helpers import sequence
 
 def brute_force(z, weight, u, omega, v, skip):
     """E[z_l z_l^T | u] of every layer by summing over points ``z`` of the layers before the last; both signs of u."""
-    B = product(z, skip)
-    inverse, determinant = np.linalg.inv(B), np.abs(np.linalg.det(B))
-    last = inverse @ u
+    (a, b), (c, d) = np.moveaxis(product(z, skip), 0, -1)
+    determinant = a * d - b * c
+    last = np.stack([d * u[0] - b * u[1], a * u[1] - c * u[0]], -1) / determinant[:, None]
     moments, total = np.zeros((z.shape[1] + 1, 2, 2)), 0.0
     for sign in (1, -1):
-        w = weight * np.exp(-((sign * last - omega) ** 2).sum(-1) / (2 * v)) / determinant
+        w = weight * np.exp(-((sign * last - omega) ** 2).sum(-1) / (2 * v)) / np.abs(determinant)
         total += w.sum()
         moments[:-1] += np.einsum("n,nli,nlj->lij", w, z, z)
         moments[-1] += np.einsum("n,ni,nj->ij", w, last, last)
@@ -152,8 +152,9 @@ def importance(q, skip, n, points, seed):
         means, seconds = [], []
         for _ in range(2):
             draws = omega[:-1] + np.sqrt(v[:-1])[:, None] * rng.standard_normal((points, layers - 1, 2))
-            B = product(draws, skip)
-            last, determinant = np.linalg.inv(B) @ u, np.linalg.det(B)
+            (a, b), (c, d) = np.moveaxis(product(draws, skip), 0, -1)
+            determinant = a * d - b * c
+            last = np.stack([d * u[0] - b * u[1], a * u[1] - c * u[0]], -1) / determinant[:, None]
             plus, minus = (np.exp(-((s * last - omega[-1]) ** 2).sum(-1) / (2 * v[-1])) / determinant for s in (1, -1))
             total = (plus + minus).sum()
             even = (plus + minus) / total
