@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from smimbench.files import JsonObject
     from smimbench.report.notebook import Loaded
+    from smimbench.report.results import Results
     from smimbench.report.rows import Rows
     from smimbench.report.solved_theory import Theory
     from smimbench.report.theory_document import Stage
@@ -74,14 +76,9 @@ def run(
     UserWarning
         What the command line says on standard error: files that are not used, settings that are not, scarce memory.
     """
-    import warnings
-    from pathlib import Path
-
     from smimbench.run.campaign import plan_campaign
-    from smimbench.run.store import Store
 
-    suite = _suite(suite, overrides, only, results)
-    store = Store(Path(results) / suite.name)
+    suite, store = _opened(suite, results, overrides, only)
     campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
     for remark in (*suite.remarks, *campaign.remarks):
         warnings.warn(remark, stacklevel=2)
@@ -97,7 +94,7 @@ def run(
         show_progress(suite.name, 0, total)
         campaign.run(report)
         show_progress(f"theory of {suite.name}", 0, None)
-        return _rows(suite, store, (backend,), solve=True)
+        return _shown(suite, store, (backend,), solve=True).rows
 
 
 def tune(
@@ -113,44 +110,33 @@ def tune(
 
     The arguments are those of ``run``; see ``smimbench.run.tuning.search_all`` for what is returned.
     """
-    from pathlib import Path
-
     from smimbench.run.campaign import plan_campaign
-    from smimbench.run.store import Store
     from smimbench.run.tuning import search_all
 
-    suite = _suite(suite, overrides, only)
+    suite, store = _opened(suite, results, overrides, only)
 
-    def work(cells: list[Cell], store: Store) -> bool:
-        campaign = plan_campaign(suite, store, (backend,), cells=cells, workers=workers)
+    def work(cells: list[Cell], trials: Store) -> bool:
+        campaign = plan_campaign(suite, trials, (backend,), cells=cells, workers=workers)
         campaign.run()
         return not campaign.left()
 
-    return search_all(suite, Store(Path(results) / suite.name), backend, work)
+    return search_all(suite, store, backend, work)
 
 
 def show(suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)) -> Rows:
     """Rows of what has been run, with the theory that is stored; see ``run``."""
-    from pathlib import Path
-
-    from smimbench.run.store import Store
-
-    suite = _suite(suite, results=results)
-    return _rows(suite, Store(Path(results) / suite.name), backends, solve=False)
+    return _shown(*_opened(suite, results), backends).rows
 
 
-def _rows(suite: Suite, store: Store, backends: Sequence[str], *, solve: bool) -> Rows:
-    """Rows of stored results, with theory read or solved."""
-    import warnings
-
+def _shown(suite: Suite, store: Store, backends: Sequence[str], *, solve: bool = False) -> Results:
+    """Stored results and their rows, with theory read or solved."""
     from smimbench.report.results import Results
 
     results = Results(suite, store, backends)
     results.cache.solves = solve
-    rows = results.rows
-    if results.cache.is_missing:
+    if results.rows and results.cache.is_missing:
         warnings.warn(f"not all theory of {suite.name} is stored; smimbench.run solves it", stacklevel=3)
-    return rows
+    return results
 
 
 def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[JsonObject]:
@@ -229,8 +215,6 @@ def theory(
         If neither or both of a suite and a problem are given, or a parameter or a sample ratio is wrong.
     """
     import tempfile
-    import warnings
-    from pathlib import Path
 
     from smimbench.report.solved_theory import Theory
     from smimbench.report.theory_document import add_verification, asks_predictions, theory_document
@@ -252,7 +236,7 @@ def theory(
     elif named := [key for key, value in items.items() if value is not None]:
         raise ValueError(f"{', '.join(named)}: name a problem or give a suite, not both")
     else:
-        suite = _suite(suite, overrides, results=results)
+        suite = _loaded(suite, overrides)
     cache = TheoryCache(None if results is None else Path(results) / "theory")
     cache.remark = warnings.warn
     cache.predicts = predictions or bool(verify) or asks_predictions(suite)
@@ -327,8 +311,6 @@ def load(results: str | Path) -> Loaded:
     SuiteError
         If the folder holds no results.
     """
-    from pathlib import Path
-
     from smimbench.report.notebook import load_folder
 
     return load_folder(Path(results))
@@ -361,39 +343,38 @@ def plot(
     ValueError
         If the suite does not report the metric.
     """
-    from pathlib import Path
-
     from smimbench.report import charts
     from smimbench.report.figures import metric_chart
-    from smimbench.run.store import Store, theory_folder
-    from smimbench.run.theory_cache import TheoryCache
 
-    suite = _suite(suite, results=results)
+    suite, store = _opened(suite, results)
     if metric not in suite.run.metrics:
         raise ValueError(f"{suite.name} does not report {metric!r}; choose from {', '.join(suite.run.metrics)}")
-    cache = TheoryCache(theory_folder(Store(Path(results) / suite.name)))
-    found = metric_chart(suite, show(suite, results=results, backends=backends), cache, metric)
+    shown = _shown(suite, store, backends)
+    shown.cache.solves = True
+    found = metric_chart(suite, shown.rows, shown.cache, metric)
     if found is None:
         raise ValueError(f"{suite.name} has no problem to draw")
     return charts.show(found, width)
 
 
-def _suite(
-    suite: Suite | str | Path,
-    overrides: Iterable[str] = (),
-    only: Iterable[str] = (),
-    results: str | Path | None = None,
-) -> Suite:
-    """The suite, with the settings that were tuned under ``results``."""
-    from pathlib import Path
-
+def _opened(
+    suite: Suite | str | Path, results: str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()
+) -> tuple[Suite, Store]:
+    """The suite, with the settings that were tuned under ``results``, and its store there."""
     from smimbench.run.store import Store
     from smimbench.run.tuning import tuned
+
+    suite = _loaded(suite, overrides, only)
+    store = Store(Path(results) / suite.name)
+    return tuned(suite, store), store
+
+
+def _loaded(suite: Suite | str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Suite:
     from smimbench.suite.cells import Suite
     from smimbench.suite.reader import load_suite
 
     if not isinstance(suite, Suite):
-        suite = load_suite(suite, overrides, only)
-    elif tuple(overrides) or tuple(only):
+        return load_suite(suite, overrides, only)
+    if tuple(overrides) or tuple(only):
         raise ValueError("overrides need a suite given by name or path; for a loaded suite pass them to load_suite")
-    return suite if results is None else tuned(suite, Store(Path(results) / suite.name))
+    return suite
