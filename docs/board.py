@@ -6,24 +6,31 @@ The exit code is 1 if a row of a file is not on it. ``--packages FILE`` prints w
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smimbench.report.board import LEVEL, board, obstacle
+from smimbench.files import canonical_json
+from smimbench.numerics.statistics import quantile
+from smimbench.report.board import obstacle
 from smimbench.report.charts import Chart, Panel, Series, save
 from smimbench.report.columns import number, ratio_words, seconds, statuses
 from smimbench.report.labels import grouped
 from smimbench.report.packed import packed_under, read_packed
 from smimbench.report.style import looks
 from smimbench.report.text_files import markdown_table
-from smimbench.report.verdict import prediction_cell
+from smimbench.report.verdict import prediction_cell, verdicts
 from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from smimbench.files import JsonObject
+
+LEVEL = 0.95
+"""Level of the intervals: of two whose intervals are apart one ranks above. Nearer to 1, more share a rank."""
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "results" / "board"
 INTERVAL = f"{LEVEL:.0%} interval"
@@ -48,6 +55,82 @@ The last command solves theory again and compares three cells; the pull request 
 board if others cannot run it again: smimbench had changes that no commit has, a plugin is no installed package, the backend is
 not numpy, or a clock ended some runs.
 """
+
+
+def board(paths: Iterable[Path]) -> list[JsonObject]:
+    """All entries of the board, best first within each contest and ranking.
+
+    Returns
+    -------
+    list of dict
+        ``contest`` (problem, dimension and sample ratios, in words), ``ranking`` (``tuned, 8 trials``, ``self-tuning`` or ``by
+        hand``), ``rank`` (1 and the number of those that are better beyond the intervals), ``by``, ``written``, ``versions``, the
+        name of the ``file``, and what ``verdicts`` says of a contender, with the ``interval`` of its error over the optimal one
+        and the ``cpu_seconds`` of a run at the first sample ratio.
+        Of what was submitted twice the newest is there.
+    """
+    found: dict[str, JsonObject] = {}
+    for path in paths:
+        document, shared = read_packed(path, exactly=True)
+        rows = [row for row in document["rows"] if not obstacle(row, shared)]
+        for verdict in verdicts(rows):
+            inside = [
+                row for row in rows if row["problem"] == verdict["problem"] and row["dimension"] == verdict["dimension"]
+            ]
+            alphas = sorted({row["nominal_alpha"] for row in inside})
+            for one in verdict["contenders"]:
+                own = next(row for row in inside if row["algorithm"] == one["algorithm"])
+                contest = canonical_json([own["identity"]["problem"], alphas, verdict["dimension"], verdict["metric"]])
+                key = canonical_json([contest, own["identity"]["algorithm"]])
+                entry = {**one, **{name: shared.get(name) for name in ("by", "written", "versions", "packages")}}
+                entry |= {
+                    "key": contest,
+                    "file": path.name,
+                    "interval": _interval(one, own["n"]),
+                    "cpu_seconds": own["cpu_seconds"],
+                    "ranking": _ranking(one),
+                }
+                where = f"{verdict['dimension_letter']} = {verdict['dimension']}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
+                entry["contest"] = f"{verdict['problem']}, {where}"
+                if key not in found or found[key]["written"] < entry["written"]:
+                    found[key] = entry
+    entries: list[JsonObject] = []
+    for same in grouped(found.values(), lambda one: (one["key"], one["ranking"])).values():
+        for one in same:
+            one["contest"], one["rank"] = same[0]["contest"], 1 + sum(_is_better(other, one) for other in same)
+        entries += sorted(same, key=_order)
+    return sorted(entries, key=lambda one: (one["contest"], one["ranking"] == "by hand", one["ranking"]))
+
+
+def _interval(one: Mapping[str, Any], n: int) -> list[float] | None:
+    """Interval of the error over the optimal one, by Student's t on its logarithm."""
+    ratio, error = one["ratio_to_bayes"], one["ratio_error"]
+    if not ratio or error is None or n < 2:
+        return None
+    factor = math.exp(quantile((1 + LEVEL) / 2, n - 1) * error / ratio)
+    return [ratio / factor, ratio * factor]
+
+
+def _ranking(one: Mapping[str, Any]) -> str:
+    """The ranking that an entry belongs to, see docs/protocol.md."""
+    settings: str = one["settings"]
+    if settings in ("default", "as published"):
+        return "self-tuning"
+    return settings if settings.startswith("tuned") else "by hand"
+
+
+def _order(one: Mapping[str, Any]) -> tuple[float, ...]:
+    ratio = one["ratio_to_bayes"]
+    return one["below_optimum"], one["missing"], math.inf if ratio is None else ratio
+
+
+def _is_better(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether one has estimates at more sample ratios, or an error smaller beyond the intervals."""
+    if _order(one)[:2] != _order(other)[:2]:
+        return _order(one)[:2] < _order(other)[:2]
+    if None in (one["interval"], other["interval"]):
+        return _order(one) < _order(other)
+    return bool(one["interval"][1] < other["interval"][0])
 
 
 def page(paths: Sequence[Path] | None = None) -> str:

@@ -11,9 +11,12 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.files import canonical_json, unless
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Driver(NamedTuple):
@@ -78,16 +81,16 @@ def fingerprint() -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that numerical results depend on."""
+    """Versions of the packages that numerical results depend on."""
+    return installed(("smimbench", "numpy", "scipy", "array-api-compat", "numba", "cupy-cuda12x", "cupy-cuda13x"))
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Versions of those of these packages that are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
-    for name in ("smimbench", "numpy", "scipy", "array-api-compat", "numba", "cupy-cuda12x", "cupy-cuda13x"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {name: unless(PackageNotFoundError, version, name) for name in names}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def git_commit() -> str | None:
@@ -132,22 +135,16 @@ def reset_peak_memory() -> None:
 
 def peak_memory() -> int:
     """Largest resident memory of this process in bytes since the last reset (or since its start)."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    for line in (unless(OSError, Path("/proc/self/status").read_text) or "").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
     import psutil
 
     return int(psutil.Process().memory_info().rss)
 
 
 def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    for line in (unless(OSError, Path("/proc/cpuinfo").read_text) or "").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or "unknown"

@@ -1,19 +1,14 @@
-"""The board: tables that others have submitted as packed files, as far as their rows can be run again."""
+"""Submissions for the board: packed files whose rows anybody can run again. ``docs/board.py`` ranks them."""
 
 from __future__ import annotations
 
 import json
-import math
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from scipy.stats import t
-
+from smimbench.backend.machine import installed
 from smimbench.files import JsonObject, canonical_json
 from smimbench.report.labels import grouped, without_versions
-from smimbench.report.packed import read_packed
 from smimbench.report.stored_table import with_summaries
-from smimbench.report.verdict import verdicts
 from smimbench.run.campaign import read_seed
 from smimbench.run.record import digest_of, plain
 from smimbench.run.tuning import read_choice, searches
@@ -21,14 +16,11 @@ from smimbench.run.verification import Verification, differences
 from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from smimbench.report.results import Results
     from smimbench.suite.cells import Cell, Suite
-
-LEVEL = 0.95
-"""Level of the intervals: of two whose intervals are apart one ranks above. Nearer to 1, more share a rank."""
 
 
 def obstacle(row: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
@@ -93,7 +85,9 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
         **shared,
         "by": by,
         "fingerprint": shared["fingerprint"] if machines == {shared["fingerprint"]} else "",
-        "packages": _packages(row["identity"] for row in results.rows),
+        "packages": installed(
+            sorted({one["distribution"] for row in results.rows for one in _third_party(row["identity"])})
+        ),
         "searches": [one for one in found if one],
     }
     rows, left_out = [], {}
@@ -106,17 +100,6 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
         where, why = next(iter(left_out.items()))
         raise SuiteError(suite.file, "", f"no row of it can be run again: {where}: {why}")
     return with_summaries({**document, "rows": rows}), shared, left_out
-
-
-def _packages(identities: Iterable[JsonObject]) -> dict[str, str]:
-    """Versions of the packages of third parties; a file is none."""
-    found = {}
-    for name in {item["distribution"] for one in identities for item in _third_party(one)}:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return dict(sorted(found.items()))
 
 
 def verified(path: Path, rows: Sequence[JsonObject], shared: Mapping[str, Any], suite: Suite) -> Verification:
@@ -158,79 +141,3 @@ def _search_mistakes(cell: Cell, search: JsonObject | None, question: JsonObject
     if not counted or search["question"] != question or search["algorithm"] != cell.algorithm or best is None:
         return ["its parameters are not those of the search in the file"]
     return [] if errors[search["chosen"]] == best else ["the search in the file has a better trial"]
-
-
-def board(paths: Iterable[Path]) -> list[JsonObject]:
-    """All entries of the board, best first within each contest and ranking.
-
-    Returns
-    -------
-    list of dict
-        ``contest`` (problem, dimension and sample ratios, in words), ``ranking`` (``tuned, 8 trials``, ``self-tuning`` or ``by
-        hand``), ``rank`` (1 and the number of those that are better beyond the intervals), ``by``, ``written``, ``versions``, the
-        name of the ``file``, and what ``verdicts`` says of a contender, with the ``interval`` of its error over the optimal one
-        and the ``cpu_seconds`` of a run at the first sample ratio.
-        Of what was submitted twice the newest is there.
-    """
-    found: dict[str, JsonObject] = {}
-    for path in paths:
-        document, shared = read_packed(path, exactly=True)
-        rows = [row for row in document["rows"] if not obstacle(row, shared)]
-        for verdict in verdicts(rows):
-            inside = [
-                row for row in rows if row["problem"] == verdict["problem"] and row["dimension"] == verdict["dimension"]
-            ]
-            alphas = sorted({row["nominal_alpha"] for row in inside})
-            for one in verdict["contenders"]:
-                own = next(row for row in inside if row["algorithm"] == one["algorithm"])
-                contest = canonical_json([own["identity"]["problem"], alphas, verdict["dimension"], verdict["metric"]])
-                key = canonical_json([contest, own["identity"]["algorithm"]])
-                entry = {**one, **{name: shared.get(name) for name in ("by", "written", "versions", "packages")}}
-                entry |= {
-                    "key": contest,
-                    "file": path.name,
-                    "interval": _interval(one, own["n"]),
-                    "cpu_seconds": own["cpu_seconds"],
-                    "ranking": _ranking(one),
-                }
-                where = f"{verdict['dimension_letter']} = {verdict['dimension']}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
-                entry["contest"] = f"{verdict['problem']}, {where}"
-                if key not in found or found[key]["written"] < entry["written"]:
-                    found[key] = entry
-    entries: list[JsonObject] = []
-    for same in grouped(found.values(), lambda one: (one["key"], one["ranking"])).values():
-        for one in same:
-            one["contest"], one["rank"] = same[0]["contest"], 1 + sum(_is_better(other, one) for other in same)
-        entries += sorted(same, key=_order)
-    return sorted(entries, key=lambda one: (one["contest"], one["ranking"] == "by hand", one["ranking"]))
-
-
-def _interval(one: Mapping[str, Any], n: int) -> list[float] | None:
-    """Interval of the error over the optimal one, by Student's t on its logarithm."""
-    ratio, error = one["ratio_to_bayes"], one["ratio_error"]
-    if not ratio or error is None or n < 2:
-        return None
-    factor = math.exp(float(t.ppf((1 + LEVEL) / 2, n - 1)) * error / ratio)
-    return [ratio / factor, ratio * factor]
-
-
-def _ranking(one: Mapping[str, Any]) -> str:
-    """The ranking that an entry belongs to, see docs/protocol.md."""
-    settings: str = one["settings"]
-    if settings in ("default", "as published"):
-        return "self-tuning"
-    return settings if settings.startswith("tuned") else "by hand"
-
-
-def _order(one: Mapping[str, Any]) -> tuple[float, ...]:
-    ratio = one["ratio_to_bayes"]
-    return one["below_optimum"], one["missing"], math.inf if ratio is None else ratio
-
-
-def _is_better(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether one has estimates at more sample ratios, or an error smaller beyond the intervals."""
-    if _order(one)[:2] != _order(other)[:2]:
-        return _order(one)[:2] < _order(other)[:2]
-    if None in (one["interval"], other["interval"]):
-        return _order(one) < _order(other)
-    return bool(one["interval"][1] < other["interval"][0])
