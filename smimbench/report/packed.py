@@ -14,8 +14,8 @@ from smimbench.files import JsonObject, error_line, printable, read_json, write_
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import grouped, place
 from smimbench.report.rows import derived
-from smimbench.report.stored_table import FOLLOWS, Open, with_summaries
-from smimbench.run.record import SharedDocument, check_model, digest_of, sealed
+from smimbench.report.stored_table import FOLLOWS, with_summaries
+from smimbench.run.record import Open, SharedDocument, check_model, digest_of, sealed
 from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.run.verification import ELSEWHERE, ROUNDED, Verification, differences, untimed

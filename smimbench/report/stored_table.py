@@ -8,7 +8,7 @@ import pydantic
 from pydantic import Field
 
 from smimbench.report.statistics import EPSILONS
-from smimbench.run.record import Number, check_model
+from smimbench.run.record import Number, Open, check_model
 
 if TYPE_CHECKING:
     from smimbench.files import JsonObject
@@ -17,12 +17,6 @@ Text = Annotated[str, Field(max_length=100_000)]
 Component = Annotated[int, Field(ge=1)] | None
 Many: Any = list
 Named: Any = dict
-
-
-class Open(pydantic.BaseModel):
-    """A table of a file; keys that are not named here are kept."""
-
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
 
 def _of_fields(*kinds: tuple[Any, str], **more: Any) -> Any:

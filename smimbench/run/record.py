@@ -35,20 +35,26 @@ def _is_matrix(value: Any) -> Any:
     return value
 
 
-class _Open(pydantic.BaseModel):
+class Open(pydantic.BaseModel):
     """Base class of stored structures to which fields may be added; named fields keep meaning and type."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
 
-class Item(_Open):
+class _Closed(pydantic.BaseModel):
+    """Base class of stored structures that have their named fields alone."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+
+class Item(Open):
     """An item of a problem: its name, its version and (as further fields) all its parameters."""
 
     name: str
     version: int
 
 
-class Specification(_Open):
+class Specification(Open):
     """Model, channel and prior."""
 
     model: Item
@@ -56,7 +62,7 @@ class Specification(_Open):
     prior: Item
 
 
-class Identity(_Open):
+class Identity(Open):
     """All settings that can change a cell's result; the key is the SHA-256 of its canonical JSON."""
 
     problem: Specification
@@ -68,7 +74,7 @@ class Identity(_Open):
     backend: str
 
 
-class Timing(_Open):
+class Timing(Open):
     """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``."""
 
     trusted: bool = False
@@ -85,16 +91,14 @@ class Timing(_Open):
     ceilings: dict[str, float] | None = None
 
 
-class LongTrajectory(pydantic.BaseModel):
+class LongTrajectory(_Closed):
     """A trajectory in an ``.npz`` next to the record, with the SHA-256 of that file."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
     file: Annotated[str, Field(pattern=r"^[0-9a-z.-]+\.npz$")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Tuning(_Open):
+class Tuning(Open):
     """How the setting of an algorithm was chosen: the algorithm as written, the space, and the digest of the search."""
 
     of: Item
@@ -103,7 +107,7 @@ class Tuning(_Open):
     search: str
 
 
-class Choice(_Open):
+class Choice(Open):
     """The setting of an algorithm that was chosen for a problem, by their labels."""
 
     problem: str
@@ -112,7 +116,7 @@ class Choice(_Open):
     tuning: Tuning
 
 
-class SearchResult(_Open):
+class SearchResult(Open):
     """What ``smimbench tune`` has found: the errors of all trials in every round, and which was chosen."""
 
     question: JsonObject
@@ -124,7 +128,7 @@ class SearchResult(_Open):
     algorithm: Item | None
 
 
-class SharedDocument(_Open):
+class SharedDocument(Open):
     """What all cells of a run share, stored in ``run.json``: text of the suite, options, versions and machine.
 
     A submission says ``by`` whom, with the versions of ``packages`` of third parties, and all ``searches``.
@@ -147,7 +151,7 @@ class SharedDocument(_Open):
     searches: list[SearchResult] = []
 
 
-class Record(_Open):
+class Record(Open):
     """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none."""
 
     format: Literal[1]
@@ -274,10 +278,9 @@ PER_COMPONENT = ("mse", "mse_error", "squared_cosine", "squared_cosine_error", "
 Nested = Number | bool | Text | Numbers | list[Numbers] | dict[str, Number | Text | Numbers | list[Numbers]]
 
 
-class OwnPoint(pydantic.BaseModel):
+class OwnPoint(Open):
     """A fixed point of an algorithm's theory; one number per component or pair of components. Other fields are free."""
 
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
     __pydantic_extra__: dict[str, Nested]
 
     mse: Value
@@ -317,10 +320,8 @@ class Point(OwnPoint):
     branch: Text
 
 
-class Location(pydantic.BaseModel):
+class Location(Open):
     """A critical sample ratio."""
-
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
     value: float
     error: float
@@ -329,10 +330,8 @@ class Location(pydantic.BaseModel):
     informed: dict[str, float] | None = None
 
 
-class Thresholds(pydantic.BaseModel):
+class Thresholds(_Closed):
     """Thresholds of a problem; null for one that does not exist."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     weak_recovery: Location | None
     perfect_recovery: Location | None
@@ -344,10 +343,8 @@ class Thresholds(pydantic.BaseModel):
     reasons: dict[str, Text]
 
 
-class Node(pydantic.BaseModel):
+class Node(_Closed):
     """Information at one overlap: a matrix (or a stack of matrices) and its error."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     value: Annotated[list[Any], pydantic.AfterValidator(_is_matrix)]
     error: Any
