@@ -108,8 +108,8 @@ def error_place(error: BaseException) -> str:
     return f"{last.filename}, line {last.lineno}"
 
 
-def read_json(path: Path, largest: int = 1 << 28) -> Any:
-    """Read JSON from a regular file of at most this many bytes.
+def read_json(path: Path) -> Any:
+    """Read JSON from a regular file of at most 256 MB.
 
     Raises
     ------
@@ -123,8 +123,8 @@ def read_json(path: Path, largest: int = 1 << 28) -> Any:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
             raise ValueError("this is not a regular file")
-        if about.st_size > largest:
-            raise ValueError(f"larger than {largest >> 20} MB")
+        if about.st_size > 1 << 28:
+            raise ValueError("larger than 256 MB")
         data = file.read()
     try:
         return json.loads(data)
@@ -220,13 +220,7 @@ def steady_folder() -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Make the rename itself durable, where the system can."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
+    handle = unless(OSError, os.open, folder, os.O_RDONLY)
+    if handle is not None:
+        unless(OSError, os.fsync, handle)
         os.close(handle)

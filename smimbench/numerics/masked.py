@@ -29,19 +29,18 @@ def spread_at_mask(part: Array, mask: Array) -> Array:
     return namespace(mask).take(part, places_at_mask(mask), axis=0)
 
 
-def put_at_mask(whole: Array, mask: Array, part: Array, *, axis: int = 0, places: Array | None = None) -> Array:
+def put_at_mask(whole: Array, mask: Array, part: Array, *, places: Array | None = None) -> Array:
     """``whole`` with the entries where ``mask`` (N,) is true replaced by those of ``part``, in order: a scatter.
 
-    Along ``axis`` (0, or -1 for the last one), ``part`` is as long as ``mask`` is true; it may be empty. ``places`` is
-    ``places_at_mask(mask)``, for callers that have it.
+    Along the first axis ``part`` is as long as ``mask`` is true; it may be empty. ``places`` is ``places_at_mask(mask)``, for
+    callers that have it.
     """
-    if part.shape[axis] == 0:
+    if part.shape[0] == 0:
         return whole
     xp = namespace(mask)
     if xp is NUMPY:  # a copy and an assignment: a third of the time
         result = np.array(whole, dtype=np.result_type(whole, part))
-        result[mask if axis == 0 else (..., mask)] = part
+        result[mask] = part
         return result
-    spread = xp.take(part, places_at_mask(mask) if places is None else places, axis=axis)
-    shape = (-1,) + (1,) * (whole.ndim - 1) if axis == 0 else (-1,)
-    return xp.where(xp.reshape(mask, shape), spread, whole)
+    spread = xp.take(part, places_at_mask(mask) if places is None else places, axis=0)
+    return xp.where(xp.reshape(mask, (-1,) + (1,) * (whole.ndim - 1)), spread, whole)

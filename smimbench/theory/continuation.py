@@ -105,10 +105,9 @@ class Continuation:
         while not self.finished and not (until is not None and self._passed(until)):
             self._advance(self.stages[-1])
 
-    def follow_bifurcations(self, count: int | None = None) -> None:
-        """Follow the curve until this number of components has been learned (default: all) or the curve ends."""
-        wanted = self.problem.components if count is None else count
-        while not self.finished and len(self.stages[-1].learned) < wanted:
+    def follow_bifurcations(self) -> None:
+        """Follow the curve until all components have been learned or the curve ends."""
+        while not self.finished and len(self.stages[-1].learned) < self.problem.components:
             self._advance(self.stages[-1])
 
     def _passed(self, alpha: float) -> bool:
