@@ -10,7 +10,7 @@ from smimbench.run.loop import Status
 if TYPE_CHECKING:
     from smimbench.files import JsonObject
 
-LOST = (Status.DIVERGED.value, Status.FAILED.value)
+LOST = (Status.DIVERGED, Status.FAILED)
 """How runs end that have no estimate."""
 
 

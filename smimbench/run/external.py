@@ -130,7 +130,7 @@ def score_record(suite: Suite, point: Point, path: Path, label: str) -> JsonObje
     # Nobody here can tell one version of an estimate from another.
     cell = _identity(suite, point) | {"algorithm": {"name": label, "version": 0}, "backend": ELSEWHERE}
     found = {
-        "status": Status.OK.value if finite else Status.DIVERGED.value,
+        "status": (Status.OK if finite else Status.DIVERGED).value,
         "reason": "scored" if finite else "the estimate is not made of finite numbers",
         "metrics": instance.metrics(estimate) if finite else {},
         "sample_ratio": instance.sample_ratio,

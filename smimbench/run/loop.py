@@ -54,7 +54,7 @@ READINGS = ("predicted_overlap", "self_overlap", "squared_step", "log_informatio
 """Entries of ``Info`` that are arrays, besides the residual."""
 
 
-class Status(enum.Enum):
+class Status(enum.StrEnum):
     """Outcome of a cell."""
 
     OK = "ok"
@@ -90,12 +90,12 @@ def run_algorithm(
     first = LoopRun(problem, instance, data, algorithm, make_rng(0), settings, backend, head_start)
     version = None
     if not first.restarts and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
-        version = algorithm.retry(problem, first.status.value)
+        version = algorithm.retry(problem, first.status)
     if version is None:
         return first
     second = LoopRun(problem, instance, data, version, make_rng(1), settings, backend, head_start)
     second.warnings = list(dict.fromkeys(first.warnings + second.warnings))
-    second.restarts, second.restart_reason = 1, f"{first.status.value}: {first.reason}"
+    second.restarts, second.restart_reason = 1, f"{first.status}: {first.reason}"
     second.lost_seconds = first.clock.seconds
     return second
 
@@ -253,7 +253,7 @@ class LoopRun:
             self._algorithm, self._over = version, False
             self.restarts, self.restart_reason = (
                 1,
-                f"{self.status.value}: {self.reason}, then resumed",
+                f"{self.status}: {self.reason}, then resumed",
             )  # and no time was lost
             self._last += self._settings.max_iterations
             self.reason = f"{self._last} iterations reached"
