@@ -167,6 +167,11 @@ class Request:
     results: Path = Path("results")
     text: str = ""
 
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is said of what goes on, nor of files that were written."""
+        return self.quiet or self.as_json
+
     def suite(self) -> Suite:
         """The suite from a path, a shipped name, a folder of results (its ``run.json`` holds the text), or its own text."""
         from smimbench.registry.registry import get_registry

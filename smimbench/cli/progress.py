@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from smimbench.cli.options import Request
     from smimbench.files import JsonObject
     from smimbench.report.theory_document import Stage
     from smimbench.run.campaign import Campaign
@@ -43,17 +44,12 @@ class RunProgress(NamedTuple):
     on_look: Callable[[list[Underway]], None]
 
 
-class _Lines:
+class _Lines(contextlib.nullcontext[None]):
     """A line about what takes ``first`` seconds, and again whenever its time has doubled; nothing if None."""
 
     def __init__(self, first: float | None) -> None:
+        super().__init__()
         self._first, self._due = first, {"": 0.0}
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def show(self, key: str, name: str, count: str, seconds: float = 0.0, **numbers: Any) -> None:
         """Tell of a task that has taken so many seconds, and what was counted."""
@@ -103,6 +99,13 @@ class _Bars:
         for key in self._tasks.keys() - set(keys):
             self._display.remove_task(self._tasks.pop(key))
             self._display.refresh()
+
+
+def run_watched(campaign: Campaign, request: Request) -> None:
+    """Run a campaign with its remarks and its progress."""
+    request.remark(campaign.remarks)
+    with run_progress(campaign, silent=request.silent) as (on_record, on_look):
+        campaign.run(on_record, on_look)
 
 
 @contextlib.contextmanager

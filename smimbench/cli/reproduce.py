@@ -52,19 +52,22 @@ def reproduce(
     """
     from smimbench.backend import machine
     from smimbench.report.published import EXPLAINED, INSIDE, compare, figure_list
+    from smimbench.run.campaign import plan_campaign
 
     if listed:
         request.answer(figure_list(), _print_list)
         return OK
     request, suite = _asked(request, quick)
     source = suite.figure.source if suite.figure else ""
-    campaign = _campaign(suite, request, workers, dry_run=dry_run)
-    if dry_run and campaign is None:
-        request.answer(
-            {"cells": 0, "missing": 0, "seconds": 0}, lambda console, _: console.print("no runs: theory alone")
-        )
+    campaign = None
+    if suite.algorithms:
+        campaign = plan_campaign(suite, request.store(suite), workers=workers, isolated=True, dry_run=dry_run)
+    if dry_run and campaign:
+        return show_cost(campaign, request)
     if dry_run:
-        return show_cost(campaign, request) if campaign else OK
+        none = {"cells": 0, "missing": 0, "seconds": 0}
+        request.answer(none, lambda console, _: console.print("no runs: theory alone"))
+        return OK
     lines, chart = _solved(
         request, suite, campaign, published, workers or machine.usable_cores(), QUICK_POINTS if quick else None
     )
@@ -98,25 +101,17 @@ def _asked(request: Request, quick: bool) -> tuple[Request, Suite]:
     return request, suite
 
 
-def _campaign(suite: Suite, request: Request, workers: int | None, *, dry_run: bool) -> Campaign | None:
-    from smimbench.run.campaign import plan_campaign
-
-    if not suite.algorithms:
-        return None
-    return plan_campaign(suite, request.store(suite), workers=workers, isolated=True, dry_run=dry_run)
-
-
 def _solved(
     request: Request, suite: Suite, campaign: Campaign | None, published: Path | None, workers: int, most: int | None
 ) -> tuple[list[tuple[Part, Line, Line | None]], Chart]:
     """Every line of a figure with its published points, once runs and theory are there, and the figure."""
-    from smimbench.cli.progress import run_progress, theory_progress
+    from smimbench.cli.progress import run_watched, theory_progress
     from smimbench.report.published import figure_chart, our_points, parts_of, published_points
     from smimbench.report.results import Results
     from smimbench.report.theory_document import kept_of, theory_document
 
     assert suite.figure is not None
-    silent, parts, tables = request.quiet or request.as_json, parts_of(suite), []
+    parts, tables = parts_of(suite), []
     alphas = {plan.label: {*plan.alphas} for plan in suite.plans}
     for part in parts:
         points = published_points(part, published, suite.figure.xlim, most) if published else None
@@ -132,14 +127,12 @@ def _solved(
             alphas[part.plans[0].label] |= {float(x / part.factor) for x in at}
         tables.append(points)
     if campaign is not None:
-        request.remark(campaign.remarks)
-        with run_progress(campaign, silent=silent) as (on_record, on_look):
-            campaign.run(on_record, on_look)
+        run_watched(campaign, request)
     cache = request.theory()
     cache.predicts = any("generalization" in one.metric for one in suite.figure.curves)
     plans = tuple(replace(plan, alphas=tuple(sorted(alphas[plan.label]))) for plan in suite.plans)
     asked = replace(suite, plans=plans)
-    with theory_progress(silent=silent, kept=lambda: kept_of(asked, None, cache)) as on_stage:
+    with theory_progress(silent=request.silent, kept=lambda: kept_of(asked, None, cache)) as on_stage:
         for one in theory_document(asked, None, cache, on_stage, workers=workers):
             if "unsolved" in one:
                 raise click.UsageError(f"{one['problem']['label']}: theory is not solved: {one['unsolved']}")

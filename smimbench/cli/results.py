@@ -162,7 +162,7 @@ def present(results: Results, request: Request, *, figure: bool, against: str | 
     else:
         _print_outcome(document, request, results.folder)
     if figure and results.rows:
-        draw_figures(results, silent=request.as_json or request.quiet, only_first=True)
+        draw_figures(results, silent=request.silent, only_first=True)
     return _exit_code(document)
 
 

@@ -37,6 +37,7 @@ from smimbench.cli.results import present
 if TYPE_CHECKING:
     from smimbench.run.campaign import Campaign
     from smimbench.run.cost import Shard
+    from smimbench.run.executor import Limits
     from smimbench.run.store import Store
     from smimbench.suite.cells import Cell
 
@@ -95,10 +96,9 @@ def run(
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to go on.
     """
-    from smimbench.cli.progress import run_progress
+    from smimbench.cli.progress import run_watched
     from smimbench.report.results import Results
     from smimbench.run.campaign import hide_seed, plan_campaign, publish_seed
-    from smimbench.run.executor import Limits
     from smimbench.run.store import theory_folder
 
     if how["dask"] and how["timing"]:
@@ -121,16 +121,14 @@ def run(
             raise click.UsageError("--secret-seed draws the seed; leave out --set grid.seed")
         suite, store = hide_seed(suite, store)
     backends = backends or ("numpy",)
-    deadline = None if budget is None else time.monotonic() + budget
-    limits = Limits(cell_time, None if cell_memory is None else int(cell_memory), deadline)
+    limits = _limits(cell_time, cell_memory, budget)
     how |= {"isolated": True, "limits": limits}
     part = _part_of_suite(shard)
     campaign = plan_campaign(suite, store, backends, dry_run=dry_run, shard=part, **how)
-    request.remark(campaign.remarks)
     if dry_run:
+        request.remark(campaign.remarks)
         return show_cost(campaign, request)
-    with run_progress(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
-        campaign.run(on_record, on_look)
+    run_watched(campaign, request)
     left = campaign.left() if budget is not None else 0
     if left:
         request.remark([f"the budget is spent: {left} cells are left; run the same command again to go on"])
@@ -142,7 +140,7 @@ def run(
         request.remark([f"the seed was {suite.seed}; to rerun: {request.typed('run')}"])
     if part is not None:
         return code
-    cache = request.theory(theory_folder(store), deadline)
+    cache = request.theory(theory_folder(store), limits.end)
     results = Results(suite, store, backends, cache)
     if "theory" in how["retry"]:
         cache.set_aside(plan.problem for plan in suite.plans)
@@ -182,23 +180,19 @@ def tune(
 
     'run' then takes the setting that was chosen for each problem. Stop at any time and tune again to go on.
     """
-    from smimbench.cli.progress import run_progress
+    from smimbench.cli.progress import run_watched
     from smimbench.report.tables import search_table
     from smimbench.run.campaign import plan_campaign
-    from smimbench.run.executor import Limits
     from smimbench.run.tuning import search_all
 
-    deadline = None if budget is None else time.monotonic() + budget
-    how |= {"isolated": True, "limits": Limits(cell_time, None if cell_memory is None else int(cell_memory), deadline)}
+    how |= {"isolated": True, "limits": _limits(cell_time, cell_memory, budget)}
     if request.settings() is not None:
         raise click.UsageError(f"{request.name} holds results; tune the suite that they are of, by its name or file")
     suite = request.suite()
 
     def work(cells: list[Cell], store: Store) -> bool:
         campaign = plan_campaign(suite, store, (backend,), cells=cells, **how)
-        request.remark(campaign.remarks)
-        with run_progress(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
-            campaign.run(on_record, on_look)
+        run_watched(campaign, request)
         return not campaign.left()
 
     found = search_all(suite, request.store(suite), backend, work, retry=retry)
@@ -216,6 +210,12 @@ def tune(
     if not request.as_json:
         click.echo(f"next:    {request.typed('run')}")
     return OK if all(one["algorithm"] for one in found) else NOT_OK
+
+
+def _limits(cell_time: float | None, cell_memory: float | None, budget: float | None) -> Limits:
+    from smimbench.run.executor import Limits
+
+    return Limits(cell_time, cell_memory, None if budget is None else time.monotonic() + budget)
 
 
 def _part_of_suite(text: str | None) -> Shard | None:
@@ -368,6 +368,6 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     keep_scores(store, records)
     if not (own := Store(settings_folder(suite, store))).read_shared():  # a folder of results says what it is of
         own.write_shared(shared_document(suite))
-    if not request.quiet and not request.as_json:
+    if not request.silent:
         click.echo(f"kept in {scores_of(store).folder}: smimbench show {request.name} has it in its tables")
     return OK if all(record["status"] == "ok" for record in records) else NOT_OK

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.report.results import Results
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
 
 
@@ -147,9 +148,7 @@ def theory(
     cache.predicts = predictions or request.as_json or verify or asks_predictions(suite)
     if retry:
         cache.set_aside(plan.problem for plan in suite.chosen_plans)
-    with theory_progress(
-        silent=request.quiet or request.as_json or as_csv, kept=lambda: kept_of(suite, wanted, cache)
-    ) as on_stage:
+    with theory_progress(silent=request.silent or as_csv, kept=lambda: kept_of(suite, wanted, cache)) as on_stage:
         document = theory_document(suite, wanted, cache, on_stage, thresholds=not no_thresholds, workers=workers)
         add_own_theory(suite, document, cache, wanted, on_stage)
         if verify:
@@ -157,7 +156,7 @@ def theory(
     solved = not any("unsolved" in one for one in document)
     if solved:
         _solve_of_runs(request, suite)
-    paths = _draw_theory(request, suite, wanted, width, cache.predicts) if figure and solved else []
+    paths = _draw_theory(request, suite, cache, wanted, width) if figure and solved else []
     if figure and not solved:
         request.remark(["no figure, because a problem is not solved; --only problem=LABEL draws the others"])
     code = OK if solved and (not verify or holds(document)) else NOT_OK
@@ -238,15 +237,13 @@ def _solve_of_runs(request: Request, suite: Suite) -> None:
 
 
 def _draw_theory(
-    request: Request, suite: Suite, alphas: Sequence[float] | None, width: str | None, predicts: bool
+    request: Request, suite: Suite, cache: TheoryCache, alphas: Sequence[float] | None, width: str | None
 ) -> list[Path]:
     from smimbench.report.figures import theory_charts
     from smimbench.run.store import settings_folder
 
     try:
         folder = settings_folder(suite, request.store(suite)) / "figures"
-        cache = request.theory()
-        cache.predicts = predicts
         return save_charts(theory_charts(suite, cache, alphas), folder, width=width)
     except ImportError:
         raise click.UsageError("a figure needs matplotlib; pip install 'smimbench[plot]'") from None
@@ -311,7 +308,7 @@ def show(
         return OK
     code = present_document(document, request, folder, full=full)
     if figures and results is not None:
-        draw_figures(results, silent=request.as_json or request.quiet, width=width)
+        draw_figures(results, silent=request.silent, width=width)
     return code
 
 

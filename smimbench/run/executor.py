@@ -50,14 +50,14 @@ class Limits:
     ----------
     seconds : float or None
         Of a cell on the wall, from its first moment to its record; ``run.timeout`` counts the algorithm's clock only.
-    memory : int or None
+    memory : float or None
         Bytes of the process of a cell.
     end : float or None
         Moment (``time.monotonic``) beyond which nothing goes on. What is not finished stays missing.
     """
 
     seconds: float | None = None
-    memory: int | None = None
+    memory: float | None = None
     end: float | None = None
 
     @property
