@@ -47,7 +47,13 @@ def best_of(pairs: Sequence[Pair], target: float) -> list[Pair]:
         if len(runs) < 2 or len(replicates) < 2 or any(own.keys() != places for own in runs.values()):
             continue
         errors = {name: {place: log_error(own[place][1], target) for place in own} for name, own in runs.items()}
-        label = f"{family}, best of {len(runs)}"
+        origin = f"best of {len(runs)}"
+        as_one: JsonObject = {
+            "algorithm_label": f"{family}, {origin}",
+            "family": None,
+            "tuning": None,
+            "origin": origin,
+        }
         algorithm = {"name": members[0][0].algorithm["name"], "best_of": list(runs)}
         for held_out in replicates:
             others = [place for place in places if place[0] != held_out]
@@ -58,17 +64,7 @@ def best_of(pairs: Sequence[Pair], target: float) -> list[Pair]:
             }
             chosen = runs[min(scores, key=scores.__getitem__)]
             found += [
-                (
-                    replace(
-                        cell,
-                        algorithm=algorithm,
-                        algorithm_label=label,
-                        family=None,
-                        tuning=None,
-                        origin=label[len(f"{family}, ") :],
-                    ),
-                    record,
-                )
+                (replace(cell, algorithm=algorithm, **as_one), record)
                 for place, (cell, record) in chosen.items()
                 if place[0] == held_out
             ]

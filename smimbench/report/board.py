@@ -105,7 +105,7 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
 def verified(path: Path, rows: Sequence[JsonObject], shared: Mapping[str, Any], suite: Suite) -> Verification:
     """Check that all rows can be run again by the code that is here, with all runs of the suite and the same settings."""
     found = Verification()
-    places = grouped(suite.cells("numpy"), lambda c: (c.problem_label, c.algorithm_label, c.alpha, c.dimension))
+    places = grouped(suite.cells("numpy"), lambda cell: cell.place)
     stored = {digest_of(one): one for one in shared.get("searches", [])}
     asked = {search.place: plain(search.question) for search in searches(suite)} if stored else {}
     for row in rows:
@@ -126,7 +126,7 @@ def verified(path: Path, rows: Sequence[JsonObject], shared: Mapping[str, Any], 
             if not set(row["values"]) <= {f"{cell.seed}/{cell.replicate}" for cell in cells}:
                 lines.append("it has values of runs that the suite does not have")
             if cell.tuning:
-                question = asked.get((cell.problem_label, cell.algorithm_label))
+                question = asked.get(cell.place[:2])
                 lines += _search_mistakes(cell, stored.get(cell.tuning["search"]), question)
         found.add([f"{path}: {where}: {line}" for line in lines])
     return found

@@ -12,7 +12,7 @@ from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
-from smimbench.report.rows import own_point, ratio_of_runs, used_fresh
+from smimbench.report.rows import own_point, ratio_of_runs, sample_ratio, used_fresh
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, end_marker, floor_of, line_name, looks_of
 
@@ -40,12 +40,7 @@ Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
 
 Cells = dict[tuple[Any, ...], list[Pair]]
-"""Runs by problem, algorithm, sample ratio and dimension."""
-
-
-def _by_cell(pairs: Sequence[Pair]) -> Cells:
-    """Runs grouped by problem, algorithm, sample ratio and dimension."""
-    return grouped(pairs, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].alpha, p[0].dimension))
+"""Runs by ``Cell.place``."""
 
 
 def chosen_panels(found: Mapping[tuple[Any, ...], Any]) -> tuple[list[Any], str]:
@@ -125,7 +120,7 @@ def course_chart(
     if not found:
         return None
     chosen, left_out = chosen_panels(found)
-    cells = _by_cell(results.pairs)
+    cells = grouped(results.pairs, lambda pair: pair[0].place)
     panels = [_course_panel(results, place, found[place], metric, xlabel, cells) for place in chosen]
     key = (
         f"{find_metric(metric).label} against {xlabel}. Lines: median over runs; bands: quartiles, of fewer than four runs all "
@@ -162,7 +157,7 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
                 panel.floor = floor_of(best[best > 0][:1], results.suite.run.target)
 
     ends = [min(run.x[0] for run in runs), max(run.x[-1] for run in runs)]
-    optimum("Bayes-optimal", "--", ends, [data_ratio(problem, alpha, dimension)] * 2)
+    optimum("Bayes-optimal", "--", ends, [sample_ratio(problem, alpha, dimension)] * 2)
     fresh = max((run.x[-1] for run in runs if used_fresh(run.record)), default=0.0)
     if x == "samples":
         panel.series.append(Series("", {"samples": [held], "algorithm": ["every sample once"]}, None, "upright"))
@@ -201,11 +196,6 @@ def _predicted_path(results: Results, problem: Problem, pairs: Sequence[Pair]) -
     return {} if isinstance(theory, str) else theory.get("trajectory", {})
 
 
-def data_ratio(problem: Problem, alpha: float, dimension: int) -> float:
-    """Sample ratio of the data set of a cell, a whole number of samples."""
-    return float(problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension))
-
-
 # -- spectra --------------------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +205,8 @@ def spectrum_chart(results: Results) -> Chart | None:
     Bars are the eigenvalues of all runs that are not zero, a line what theory predicts; the share that is zero stands in the
     title.
     """
-    groups = _by_cell([pair for pair in results.pairs if (pair[1].get("final") or {}).get("spectrum")])
+    shown = [pair for pair in results.pairs if (pair[1].get("final") or {}).get("spectrum")]
+    groups = grouped(shown, lambda pair: pair[0].place)
     if not groups:
         return None
     chosen, left_out = chosen_panels(groups)
@@ -229,7 +220,7 @@ def _spectrum_panel(results: Results, place: tuple[Any, ...], members: Sequence[
     problem = results.problem(cell.problem_label)
     about = dict(zip(("problem", "algorithm", "alpha", "dimension"), place))
     title = f"{place[0]}: {place[1]}, α = {cell.alpha:.4g}, {letter(problem.model)} = {cell.dimension}"
-    point = own_point(results.cache, problem, cell, data_ratio(problem, *place[2:]), records)
+    point = own_point(results.cache, problem, cell, sample_ratio(problem, *place[2:]), records)
     expected = None if isinstance(point, str) else point.get("spectrum")
     values = np.concatenate([np.asarray(record["final"]["spectrum"], dtype=float) for record in records])
     there = np.abs(values) > 1e-9 * np.abs(values).max(initial=1e-300)

@@ -204,7 +204,7 @@ def _rerun(
     known = [
         (cell, f"{cell.seed}/{cell.replicate}", members)
         for cell in (suite.cells("numpy") if places else ())
-        for members in (places.get((cell.problem_label, cell.algorithm_label, cell.alpha, cell.dimension), []),)
+        for members in (places.get(cell.place, []),)
         if (members if complete else any(f"{cell.seed}/{cell.replicate}" in row["values"] for row in members[:1]))
     ]
     chosen = {known[i][0].key: known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]}

@@ -53,19 +53,19 @@ def hits(results: Results) -> list[JsonObject]:
         if used_fresh(record) and record["fresh_samples"] > 1.5 * n:
             continue
         point = bayes_point(results.cache, problem, problem.model.sample_ratio(n, cell.dimension))
-        best = results.optima.get((cell.problem_label, cell.alpha, cell.dimension)) or (
-            limit_of(point) if point else None
-        )
+        where = cell.problem_label, cell.alpha, cell.dimension
+        best = results.optima.get(where) or (limit_of(point) if point else None)
         if best is None:
             continue
         lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
-        where = (cell.problem_label, cell.alpha, cell.dimension, f"{cell.seed}/{cell.replicate}")
         for epsilon in EPSILONS:
             at = time_near(trajectory, near_goal(best.goal(instance_of(record)), epsilon, results.suite.run.target))
             # An algorithm that does not count its samples goes through all of them in every iteration.
             samples = at["iteration"] * n if math.isnan(at["samples"]) else at["samples"]
             at |= {"seconds": at["seconds"] + lost, "samples": samples}
-            found.append({"algorithm": cell.algorithm_label, "instance": where, "epsilon": epsilon, **at})
+            found.append(
+                {"algorithm": cell.algorithm_label, "instance": (*where, instance_of(record)), "epsilon": epsilon, **at}
+            )
     return found
 
 

@@ -150,7 +150,7 @@ def _are_whole(start: Overlaps, components: int) -> bool:
 
 def _near(cache: TheoryCache, problem: Problem, records: Sequence[Any], ratio: float, dimension: int) -> str | None:
     """Name of the threshold near which runs did not converge; asked for only where one did not."""
-    if all(record["status"] != Status.NOT_CONVERGED.value for record in records):
+    if all(record["status"] != Status.NOT_CONVERGED for record in records):
         return None
     try:
         found = cache.thresholds(problem)
@@ -171,7 +171,7 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> dict
     problems = {plan.label: plan.problem for plan in suite.plans}
     known: dict[tuple[str, float], list[Reference]] = {}
     shipped = [pair for pair in pairs if "source" not in pair[0].algorithm and not used_fresh(pair[1])]
-    for (label, algorithm, alpha, dimension), members in grouped(shipped, _without_backend).items():
+    for (label, algorithm, alpha, dimension), members in grouped(shipped, lambda pair: pair[0].place).items():
         problem, references = problems[label], known.setdefault((label, alpha), [])
         if any(one.algorithm != algorithm or one.dimension == dimension for one in references):
             continue
@@ -183,16 +183,11 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> dict
         own = own_point(cache, problem, members[0][0], ratio, records) if point else ""
         if point is None or isinstance(own, str) or not np.allclose(own["mse"], point["mse"], rtol=1e-9, atol=0):
             continue
-        done = [record for record in records if record["status"] == Status.OK.value and "mse" in record["metrics"]]
+        done = [record for record in records if record["status"] == Status.OK and "mse" in record["metrics"]]
         runs = {instance_of(record): np.asarray(record["metrics"]["mse"], dtype=float) for record in done}
         coefficient = (own.get("finite_size") or {}).get("mse")
         references.append(Reference(dimension, algorithm, np.atleast_1d(point["mse"]), runs, coefficient))
     return {(*key, size): one for key, members in known.items() for size, one in optima(members).items()}
-
-
-def _without_backend(pair: Pair) -> tuple[str, str, float, int]:
-    cell = pair[0]
-    return cell.problem_label, cell.algorithm_label, cell.alpha, cell.dimension
 
 
 def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
@@ -220,9 +215,8 @@ def error_rows(
     """
 
     def what(pair: Pair) -> tuple[Any, ...]:
-        c = pair[0]
-        labels = (c.problem_label, c.algorithm_label)
-        return (canonical_json(c.problem), canonical_json(c.algorithm), *labels, c.backend, c.alpha, c.dimension)
+        cell = pair[0]
+        return (canonical_json(cell.problem), canonical_json(cell.algorithm), cell.backend, *cell.place)
 
     groups = grouped(pairs, what)
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
@@ -251,9 +245,7 @@ def error_rows(
         elif point := bayes_point(cache, problem, ratio):
             own = NO_THEORY if "best_of" in cell.algorithm else own_point(cache, problem, cell, ratio, records)
             near = _near(cache, problem, records, ratio, cell.dimension)
-        place = _place(
-            cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.alpha, cell.dimension, cell.origin
-        )
+        place = _place(cell.place, cell.backend, ratio, cell.origin)
         theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)
         rows += _rows_of_place(place, problem, cell.described, records, theory, suite, store)
     return distinguish(rows)
@@ -275,10 +267,10 @@ def rows_of_points(
         lambda one: (one[0].plan.label, one[1]["algorithm"], one[0].alpha, one[0].dimension),
     )
     rows = []
-    for (label, algorithm, alpha, dimension), members in groups.items():
-        problem = members[0][0].plan.problem
-        ratio = sample_ratio(problem, alpha, dimension)
-        place, found = _place(label, algorithm, ELSEWHERE, ratio, alpha, dimension), [record for _, record in members]
+    for what, members in groups.items():
+        problem, algorithm = members[0][0].plan.problem, what[1]
+        ratio = sample_ratio(problem, *what[2:])
+        place, found = _place(what, ELSEWHERE, ratio), [record for _, record in members]
         point = bayes_point(cache, problem, ratio)
         theory = Theory(point, BRINGS_NONE if point else "", _sized(sized, place), None)
         metrics = list(trajectory_metrics(problem.model.name))
@@ -292,9 +284,8 @@ def scored_rows(suite: Suite, store: Store, cache: TheoryCache, sized: Optima) -
     return [row for row in rows if row["metric"] in suite.run.metrics]
 
 
-def _place(
-    problem: str, algorithm: str, backend: str, ratio: float, alpha: float, dimension: int, origin: str = ""
-) -> JsonObject:
+def _place(what: tuple[str, str, float, int], backend: str, ratio: float, origin: str = "") -> JsonObject:
+    problem, algorithm, alpha, dimension = what
     return {"problem": problem, "algorithm": algorithm, "backend": backend, "alpha": ratio, "nominal_alpha": alpha,
             "dimension": dimension, "settings": origin}  # fmt: skip
 
@@ -326,7 +317,7 @@ def _rows_of_place(
 ) -> list[JsonObject]:
     """One row per metric (those of the suite, or others) and component for the runs of one place."""
     fresh, target, components = any(map(used_fresh, records)), suite.run.target, problem.components
-    usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
+    usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED]
     courses = [None if r["status"] in LOST else store.trajectory(r) for r in records]
     bayes, own, optimum, near = theory
     reason, own = (own, {}) if isinstance(own, str) else ("its theory says nothing of this metric", own)
@@ -354,7 +345,7 @@ def _rows_of_place(
         "findings": mean_diagnostics(records, own),
         "restarts": sum(r.get("restarts", 0) for r in records),
         "status_counts": dict(Counter(r["status"] for r in records)),
-        "reasons": sorted({reason_of(r, near) for r in records if r["status"] != Status.OK.value}),
+        "reasons": sorted({reason_of(r, near) for r in records if r["status"] != Status.OK}),
         "warnings": sorted({w for r in records for w in r.get("warnings", [])} | unsolved),
         "identity": {"problem": without_versions(problem.spec), "algorithm": without_versions(algorithm)},
         "component_word": component_word(problem),
@@ -430,9 +421,9 @@ def _also_predicted(
     clock = "samples" if "samples" in course else "iteration"
     times = np.asarray(course[clock], dtype=float)
     runs = {
-        instance_of(record): (run, record["status"] == Status.OK.value)
+        instance_of(record): (run, record["status"] == Status.OK)
         for record, run in zip(records, courses)
-        if run is not None and "mse" in run and record["status"] != Status.DIVERGED.value
+        if run is not None and "mse" in run and record["status"] != Status.DIVERGED
     }
     for share in CHECKPOINTS if len(times) > 2 and runs else ():
         i = int(np.argmin(np.abs(times - share * times[-1])))

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
-    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, ProblemPlan, Suite
 
 

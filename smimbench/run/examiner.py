@@ -19,7 +19,7 @@ from smimbench.files import attempt, canonical_json, error_line
 from smimbench.interfaces import Start
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, ProblemError, seed_sequence
-from smimbench.suite.cells import as_table
+from smimbench.suite.cells import build_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -162,7 +162,7 @@ class TeacherServer:
     """Answers the questions of a ``RemoteExaminer`` and a ``HiddenInstance`` about one cell, and keeps what it has measured."""
 
     def __init__(self, cell: Cell) -> None:
-        problem = Problem(**{kind: as_table(spec) for kind, spec in cell.problem.items()})
+        problem = build_problem(cell.problem)
         self._examiner = Examiner(cell, problem, get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32))
         self._along: list[dict[str, list[float]]] = []
         self._values: dict[str, list[float]] = {}

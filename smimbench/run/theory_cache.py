@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import json
 import time
@@ -18,7 +17,7 @@ from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import NoTheoryError, Problem, ProblemError, without_code
 from smimbench.run.record import check_answer, document_text, read_answer, write_answer
 from smimbench.run.store import move_aside
-from smimbench.suite.cells import as_table, build_algorithm
+from smimbench.suite.cells import build_algorithm, build_problem, key_of
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import curve_errors, point_errors
@@ -400,7 +399,7 @@ class Solver:
         """
         key = canonical_json(spec)
         if key not in self._problems:
-            self._problems[key] = Problem(**{kind: as_table(own) for kind, own in spec.items()})
+            self._problems[key] = build_problem(spec)
         problem, cache = self._problems[key], self._cache
         cache.predicts = predicts
         if problem.spec != spec:
@@ -420,7 +419,7 @@ class Solver:
 
 def answer_name(kind: str, key: str, alpha: Ratio, version: int = THEORY_VERSION) -> str:
     """Name of the file of an answer: ``kind`` and a digest of its question, whose problem as canonical JSON is ``key``."""
-    return f"{kind}-{_file_name(version, kind, key, alpha)}.json"
+    return f"{kind}-{key_of([version, kind, key, alpha])}.json"
 
 
 def node_answer(found: Uncertain) -> JsonObject:
@@ -431,8 +430,4 @@ def node_answer(found: Uncertain) -> JsonObject:
 
 def nodes_name(key: str, version: int = THEORY_VERSION) -> str:
     """Name of a problem's folder of nodes."""
-    return _file_name(version, key)
-
-
-def _file_name(*parts: Any) -> str:
-    return hashlib.sha256(canonical_json(list(parts)).encode()).hexdigest()[:24]
+    return key_of([version, key])

@@ -5,14 +5,13 @@ Records of trials lie in ``results/SUITE/tuning``, each finished search in ``cho
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from smimbench.files import canonical_json, read_json, write_atomically
+from smimbench.files import read_json, write_atomically
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.seeds import TUNING
 from smimbench.problem.problem import specification
@@ -23,7 +22,7 @@ from smimbench.run.choice import log_error
 from smimbench.run.record import SearchResult, check_model, digest_of, plain, sealed, text_of
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import Cell
+from smimbench.suite.cells import Cell, key_of
 from smimbench.suite.overrides import selects
 from smimbench.suite.settings import trials_of, with_setting, words_of
 
@@ -59,7 +58,7 @@ class Search:
     @property
     def name(self) -> str:
         """Name of its file."""
-        return f"{hashlib.sha256(canonical_json(self.question).encode()).hexdigest()[:24]}.json"
+        return f"{key_of(self.question)}.json"
 
     @cached_property
     def trials(self) -> list[tuple[Setting, JsonObject]]:

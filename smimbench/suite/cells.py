@@ -81,6 +81,11 @@ class Cell:
         return found if self.tuning is None else found | {"tuning": self.tuning}
 
     @property
+    def place(self) -> tuple[str, str, float, int]:
+        """What it has in common with the other runs of a row: labels of problem and algorithm, sample ratio, dimension."""
+        return self.problem_label, self.algorithm_label, self.alpha, self.dimension
+
+    @property
     def described(self) -> JsonObject:
         """The algorithm, the same for all problems: a tuned one as it is written, with its search in place of the result."""
         return self.algorithm if self.tuning is None else {**self.tuning["of"], "tune": self.tuning["tune"]}
@@ -119,7 +124,7 @@ class Cell:
             If an item is here in another version, or with other code, than the cell asks for: its numbers would go under a
             wrong key.
         """
-        problem = Problem(**{kind: as_table(spec) for kind, spec in self.problem.items()})
+        problem = build_problem(self.problem)
         algorithm = build_algorithm(self.algorithm, problem)
         here = {**problem.spec, "algorithm": specification(_algorithm_entry(self.algorithm, problem), algorithm)}
         for kind, spec in {**self.problem, "algorithm": self.algorithm}.items():
@@ -281,9 +286,9 @@ def by_dimension(
             yield {**tables, "inputs": {**own, "features": D}}, {**differing, **more}, (D,), (count,)
 
 
-def key_of(identity: Mapping[str, Any]) -> str:
-    """Content address of a cell with this identity."""
-    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:24]
+def key_of(document: Any) -> str:
+    """Content address of what has this canonical JSON: a cell's identity, a question of a search or of theory."""
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:24]
 
 
 def as_table(spec: Mapping[str, Any]) -> JsonObject:
@@ -292,6 +297,11 @@ def as_table(spec: Mapping[str, Any]) -> JsonObject:
     if "distribution" in spec:
         table["name"] = f"{spec['distribution']}:{spec['name']}"
     return table
+
+
+def build_problem(spec: Mapping[str, Any]) -> Problem:
+    """Build a problem from the names and parameters of its items; errors as of ``Problem``."""
+    return Problem(**{kind: as_table(one) for kind, one in spec.items()})
 
 
 def build_algorithm(spec: Mapping[str, Any], problem: Problem | None) -> Any:
