@@ -5,6 +5,9 @@ python docs/suite.py
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -79,7 +82,7 @@ left out, so that older records stay valid.
 
 def page() -> str:
     """The whole page as Markdown."""
-    extends = str(Document.model_fields["extends"].description)
+    extends = meanings(Document)["extends"]
     parts = [HEAD.format(tables=", ".join(f"`{name}`" for name in TABLES), extends=extends[0].lower() + extends[1:])]
     for name, table in TABLES.items():
         parts.append(f"## {name}\n\n{_about(table)}\n" + (KEY if table is RunOptions else ""))
@@ -96,17 +99,30 @@ def _about(table: type[Table]) -> str:
     return text[0].upper() + text[1:]
 
 
+def meanings(table: type[Table]) -> dict[str, str]:
+    """What every key of a table means: the text below it."""
+    found = meanings(table.__base__) if issubclass(table.__base__ or object, Table) else {}
+    (own,) = ast.parse(inspect.getsource(table)).body
+    assert isinstance(own, ast.ClassDef)
+    for field, below in itertools.pairwise(own.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
+
+
 def _keys(table: type[Table]) -> str:
     marked = table is RunOptions
     lines = [
         "| key | type | default | " + ("identity | " if marked else "") + "meaning |",
         "|---|---|---|" + ("---|" if marked else "") + "---|",
     ]
+    meaning = meanings(table)
     for name, field in table.model_fields.items():
         cells = [f"`{name}`", _type(field), _default(field)]
         if marked:
             cells.append(_in_key(field))
-        lines.append("| " + " | ".join([*cells, field.description or ""]) + " |")
+        lines.append("| " + " | ".join([*cells, meaning[name]]) + " |")
     return "\n".join(lines) + "\n"
 
 

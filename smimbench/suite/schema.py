@@ -1,7 +1,7 @@
 """All keys of a suite, by table (problem, grid, algorithms, run options, references, figure): type, default, constraint, meaning.
 
 Reading, ``--set``, the key of a cell and the page docs/suite.md are derived from these tables. To add a run option, add a field
-to ``RunOptions``: give it a description, say with ``InKey`` whether it can change a result, and read it as ``cell.run.NAME``.
+to ``RunOptions``: its meaning below it, ``InKey`` if it can change a result; read it as ``cell.run.NAME``.
 """
 
 from __future__ import annotations
@@ -111,54 +111,50 @@ class Table(pydantic.BaseModel):
 class SuiteTable(Table):
     """``[suite]``: what the suite is."""
 
-    title: str = Field(default="", description="Heading of tables and figures; default: the name of the file.")
-    description: str = Field(default="", description="One or two sentences below the title.")
-    reference: str = Field(default="", description="The paper, or how the curve was derived.")
-    duration: str = Field(default="", description="How long it takes and on what, as `5 min on 2 cores`.")
-    plugins: bool = Field(
-        default=False, description="Load `./plugins/*.py` of the working folder, as `--plugins ./plugins` would."
-    )
+    title: str = ""
+    """Heading of tables and figures; default: the name of the file."""
+    description: str = ""
+    """One or two sentences below the title."""
+    reference: str = ""
+    """The paper, or how the curve was derived."""
+    duration: str = ""
+    """How long it takes and on what, as `5 min on 2 cores`."""
+    plugins: bool = False
+    """Load `./plugins/*.py` of the working folder, as `--plugins ./plugins` would."""
 
 
 class Axes(Table):
     """The grid of one problem, ``grid = { ... }`` in its table; what it leaves out is taken from ``[grid]``."""
 
-    alpha: Annotated[Axis[SampleRatio], AfterValidator(distinct)] | None = Field(
-        default=None, description="Sample ratios, n / D or n / d^2: a number > 0 or a list of different ones."
-    )
-    dimension: Annotated[Axis[Dimension], AfterValidator(distinct)] | None = Field(
-        default=None, description="Dimensions D or d: an integer >= 2 or a list of different ones."
-    )
-    seeds: Axis[Replicates] | None = Field(
-        default=None,
-        description="Replicates: instances per point, each drawn independently. A number, or a list with one for each dimension "
-        "(large ones fluctuate less and cost more). Default: 1.",
-    )
+    alpha: Annotated[Axis[SampleRatio], AfterValidator(distinct)] | None = None
+    """Sample ratios, n / D or n / d^2: a number > 0 or a list of different ones."""
+    dimension: Annotated[Axis[Dimension], AfterValidator(distinct)] | None = None
+    """Dimensions D or d: an integer >= 2 or a list of different ones."""
+    seeds: Axis[Replicates] | None = None
+    """Replicates: instances per point, each drawn independently. A number, or a list with one for each dimension (large ones
+    fluctuate less and cost more). Default: 1."""
 
 
 class Grid(Axes):
     """``[grid]``: the sample ratios, dimensions and replicates that every problem is run on."""
 
-    seed: int = Field(
-        default=0,
-        ge=0,
-        le=2**63,
-        description="Root of all randomness. Another one gives other teachers, data and starts.",
-    )
-    max_cells: int = Field(
-        default=100_000, ge=1, le=10**7, description="A larger suite is refused: it may be a typing error."
-    )
+    seed: int = Field(default=0, ge=0, le=2**63)
+    """Root of all randomness. Another one gives other teachers, data and starts."""
+    max_cells: int = Field(default=100_000, ge=1, le=10**7)
+    """A larger suite is refused: it may be a typing error."""
 
 
 class Items(Table):
     """Model, channel, prior and inputs, by name or as a table with parameters."""
 
-    model: Item = Field(description="How the signal meets the inputs.")
-    channel: Item = Field(description="How the latents become the label.")
-    prior: Item = Field(description="The law of the signal.")
-    inputs: Item = Field(
-        default=DEFAULT_INPUTS, description="The law of the tokens; default: independent Gaussian ones."
-    )
+    model: Item
+    """How the signal meets the inputs."""
+    channel: Item
+    """How the latents become the label."""
+    prior: Item
+    """The law of the signal."""
+    inputs: Item = DEFAULT_INPUTS
+    """The law of the tokens; default: independent Gaussian ones."""
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Model, channel and prior, each as a table, and inputs that are not the default."""
@@ -175,16 +171,21 @@ class ProblemTable(Items):
     ``smimbench info NAME`` shows the parameters of an item.
     """
 
-    label: str = Field(default="", description="Name in tables; default: made of the items.")
-    grid: Axes = Field(default=Axes(), description="Sample ratios and dimensions of this problem.")
+    label: str = ""
+    """Name in tables; default: made of the items."""
+    grid: Axes = Axes()
+    """Sample ratios and dimensions of this problem."""
 
 
 class Range(Table):
     """``{ low = 0.01, high = 3.0, log = true }``: the numbers between two ends."""
 
-    low: float | int = Field(description="The lower end.")
-    high: float | int = Field(description="The upper end.")
-    log: bool = Field(default=False, description="Spread the trials evenly in the logarithm.")
+    low: float | int
+    """The lower end."""
+    high: float | int
+    """The upper end."""
+    log: bool = False
+    """Spread the trials evenly in the logarithm."""
 
     @pydantic.model_validator(mode="after")
     def _in_order(self) -> Range:
@@ -208,12 +209,8 @@ class TuneTable(Table):
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
-    trials: int = Field(
-        default=8,
-        ge=2,
-        le=1024,
-        description="Settings that are tried: scrambled Sobol points, or all there are if lists give fewer.",
-    )
+    trials: int = Field(default=8, ge=2, le=1024)
+    """Settings that are tried: scrambled Sobol points, or all there are if lists give fewer."""
 
 
 class AlgorithmTable(Table):
@@ -225,59 +222,53 @@ class AlgorithmTable(Table):
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
-    name: str = Field(description="Name of the algorithm.")
-    label: str | None = Field(
-        default=None, min_length=1, description="Name in tables, different from all others; default: `name`."
-    )
-    published: str = Field(
-        default="", description="The publication that its settings are from; tables say `as published`."
-    )
-    tune: TuneTable | None = Field(default=None, description="What `smimbench tune` searches; see `[algorithms.tune]`.")
+    name: str
+    """Name of the algorithm."""
+    label: str | None = Field(default=None, min_length=1)
+    """Name in tables, different from all others; default: `name`."""
+    published: str = ""
+    """The publication that its settings are from; tables say `as published`."""
+    tune: TuneTable | None = None
+    """What `smimbench tune` searches; see `[algorithms.tune]`."""
 
 
 class Reference(Table):
     """``[[run.reference]]``: published values, quoted with their source; shown only with the problem they were made for."""
 
-    label: str = Field(description="Name in figures.")
-    source: str = Field(description="Where the values are published.")
-    problem: Items = Field(
-        description="`model`, `channel`, `prior` and `inputs` of the values, as in `[problem]`. They are left out where no "
-        "problem of the suite has exactly these parameters."
-    )
-    alpha: ListOf[float] = Field(description="Sample ratios.")
-    value: Annotated[ListOf[float], AfterValidator(_one_for_each_alpha)] = Field(
-        description="Values, one for each sample ratio."
-    )
-    metric: str = Field(default="mse", description="Metric of the values.")
-    component: int | None = Field(
-        default=None, description="Component of the signal, counted from 1; left out: all of them."
-    )
-    entry: Annotated[ListOf[int], AfterValidator(_of_overlap)] = Field(
-        default=(),
-        description="Row and column, counted from 1, of an entry of the overlap matrix, instead of a component.",
-    )
-    branch: Literal["optimal", "uninformed", "informed"] = Field(
-        default="optimal",
-        description="Branch that the values belong to where branches compete: `optimal`, `uninformed` or `informed`.",
-    )
-    tolerance: float | None = Field(
-        default=None,
-        gt=0,
-        description="How accurate the values are. With it `smimbench theory` shows them next to its own, and figures show "
-        "it as a bar.",
-    )
-    remark: str = Field(default="", description="What is known of the values, as why they are off.")
+    label: str
+    """Name in figures."""
+    source: str
+    """Where the values are published."""
+    problem: Items
+    """`model`, `channel`, `prior` and `inputs` of the values, as in `[problem]`. They are left out where no problem of the
+    suite has exactly these parameters."""
+    alpha: ListOf[float]
+    """Sample ratios."""
+    value: Annotated[ListOf[float], AfterValidator(_one_for_each_alpha)]
+    """Values, one for each sample ratio."""
+    metric: str = "mse"
+    """Metric of the values."""
+    component: int | None = None
+    """Component of the signal, counted from 1; left out: all of them."""
+    entry: Annotated[ListOf[int], AfterValidator(_of_overlap)] = ()
+    """Row and column, counted from 1, of an entry of the overlap matrix, instead of a component."""
+    branch: Literal["optimal", "uninformed", "informed"] = "optimal"
+    """Branch that the values belong to where branches compete: `optimal`, `uninformed` or `informed`."""
+    tolerance: float | None = Field(default=None, gt=0)
+    """How accurate the values are. With it `smimbench theory` shows them next to its own, and figures show it as a bar."""
+    remark: str = ""
+    """What is known of the values, as why they are off."""
 
 
 class Correction(Table):
     """One of ``corrections`` of a curve: where the published curve is known to be wrong."""
 
-    section: str = Field(description="Heading of docs/corrections.md that says why.")
-    above: Axis[float] = Field(
-        default=(-math.inf,),
-        description="It explains points from here on, one number or one for each problem; left out: all.",
-    )
-    below: Axis[float] = Field(default=(math.inf,), description="And points up to here.")
+    section: str
+    """Heading of docs/corrections.md that says why."""
+    above: Axis[float] = (-math.inf,)
+    """It explains points from here on, one number or one for each problem; left out: all."""
+    below: Axis[float] = (math.inf,)
+    """And points up to here."""
 
 
 class Curve(Table):
@@ -286,84 +277,77 @@ class Curve(Table):
     `{rho}` in `label` and `table` stands for that parameter of the problem.
     """
 
-    label: str = Field(description="Name in figure and verdict.")
-    problems: ListOf[str] = Field(
-        default=(), description="Labels of the problems it is of, a curve for each; left out: all."
-    )
-    algorithm: str = Field(
-        default="", description="Label of the algorithm that was run; left out: Bayes-optimal theory."
-    )
-    metric: str = Field(
-        default="mse",
-        description="What is drawn; `threshold`: where `component` begins to be learned, over the parameter that differs "
-        "between the problems.",
-    )
-    component: int | None = Field(default=None, ge=1, description="Component of the signal, counted from 1.")
-    x_factor: Axis[float] = Field(
-        default=(1.0,), description="The figure's x over alpha, one number or one for each problem."
-    )
-    table: str = Field(description="File with the published numbers (CSV).")
-    columns: ListOf[str] = Field(
-        min_length=2, max_length=3, description="Its columns for x, y and, where there is one, the spread over runs."
-    )
-    band: float = Field(gt=0, description="How accurate the published numbers are.")
-    corrections: ListOf[Correction] = Field(default=(), description="Known mistakes: `section`, `above`, `below`.")
+    label: str
+    """Name in figure and verdict."""
+    problems: ListOf[str] = ()
+    """Labels of the problems it is of, a curve for each; left out: all."""
+    algorithm: str = ""
+    """Label of the algorithm that was run; left out: Bayes-optimal theory."""
+    metric: str = "mse"
+    """What is drawn; `threshold`: where `component` begins to be learned, over the parameter that differs between the
+    problems."""
+    component: int | None = Field(default=None, ge=1)
+    """Component of the signal, counted from 1."""
+    x_factor: Axis[float] = (1.0,)
+    """The figure's x over alpha, one number or one for each problem."""
+    table: str
+    """File with the published numbers (CSV)."""
+    columns: ListOf[str] = Field(min_length=2, max_length=3)
+    """Its columns for x, y and, where there is one, the spread over runs."""
+    band: float = Field(gt=0)
+    """How accurate the published numbers are."""
+    corrections: ListOf[Correction] = ()
+    """Known mistakes: `section`, `above`, `below`."""
 
 
 class FigureTable(Table):
     """``[figure]``: a figure of a paper, for ``smimbench reproduce``; each curve stands in ``[[figure.curves]]``."""
 
-    xlabel: str = Field(default="sample ratio α", description="Name of the horizontal axis.")
-    ylabel: str = Field(default="", description="Name of the vertical axis; default: the metric.")
-    xlim: ListOf[float] = Field(min_length=2, max_length=2, description="Ends of the horizontal axis.")
-    ylim: ListOf[float] = Field(min_length=2, max_length=2, description="Ends of the vertical axis.")
-    xlog: bool = Field(default=False, description="A logarithmic horizontal axis.")
-    ylog: bool = Field(default=False, description="A logarithmic vertical axis.")
-    source: str = Field(description="Where the published tables are.")
-    quick: ListOf[str] = Field(default=(), description="What `--quick` changes, as for `--set`.")
-    curves: ListOf[Curve] = Field(min_length=1, description="See `[[figure.curves]]`.")
+    xlabel: str = "sample ratio α"
+    """Name of the horizontal axis."""
+    ylabel: str = ""
+    """Name of the vertical axis; default: the metric."""
+    xlim: ListOf[float] = Field(min_length=2, max_length=2)
+    """Ends of the horizontal axis."""
+    ylim: ListOf[float] = Field(min_length=2, max_length=2)
+    """Ends of the vertical axis."""
+    xlog: bool = False
+    """A logarithmic horizontal axis."""
+    ylog: bool = False
+    """A logarithmic vertical axis."""
+    source: str
+    """Where the published tables are."""
+    quick: ListOf[str] = ()
+    """What `--quick` changes, as for `--set`."""
+    curves: ListOf[Curve] = Field(min_length=1)
+    """See `[[figure.curves]]`."""
 
 
 class RunOptions(Table):
     """``[run]``: how cells are run and what is reported."""
 
-    tolerance: Annotated[float, InKey()] = Field(
-        default=1e-4,
-        gt=0,
-        description="An algorithm without a number of steps of its own stops when its undamped relative residual is "
-        "below this.",
-    )
-    max_iterations: Annotated[int, InKey()] = Field(
-        default=300,
-        ge=1,
-        description="Iterations after which it is not converged; an algorithm may start over or continue once.",
-    )
-    timeout: Annotated[float | None, InKey()] = Field(
-        default=None, gt=0, description="Seconds per cell on the algorithm's clock; left out: no limit."
-    )
-    metrics: Annotated[ListOf[str], AfterValidator(distinct), InKey()] = Field(
-        default=("mse", "overlap"),
-        min_length=1,
-        description="Metrics that are reported. Those that cost extra are part of a cell's identity.",
-    )
-    start: Annotated[str, InKey()] = Field(
-        default="uninformed",
-        description="Where algorithms begin: `uninformed` (their own choice), `informed` (near the teacher), or the name of "
-        "an algorithm with a method `start`, as `spectral`; its time is then counted.",
-    )
-    target: float = Field(default=1e-3, gt=0, description="Absolute error that counts as reached where theory says 0.")
-    dtype: Annotated[Literal["float64", "float32", "mixed"], InKey()] = Field(
-        default="float64", description="Precision of all arrays; `mixed`: inputs in float32, all else in float64."
-    )
-    tf32: Annotated[bool, AfterValidator(_of_float32), InKey(left_out_at_default=True)] = Field(
-        default=False, description="Allow TF32 in the matrix products of float32 on an accelerator."
-    )
-    draw: Annotated[Literal["host", "device"], InKey(left_out_at_default=True)] = Field(
-        default="host",
-        description="Where inputs are drawn: `host` (the same bits on every backend), or `device`, for runs so large that "
-        "drawing and moving them would take longer than solving. On NumPy the device is the host.",
-    )
-    reference: ListOf[Reference] = Field(default=(), description="Values of others; see `[[run.reference]]`.")
+    tolerance: Annotated[float, InKey()] = Field(default=1e-4, gt=0)
+    """An algorithm without a number of steps of its own stops when its undamped relative residual is below this."""
+    max_iterations: Annotated[int, InKey()] = Field(default=300, ge=1)
+    """Iterations after which it is not converged; an algorithm may start over or continue once."""
+    timeout: Annotated[float | None, InKey()] = Field(default=None, gt=0)
+    """Seconds per cell on the algorithm's clock; left out: no limit."""
+    metrics: Annotated[ListOf[str], AfterValidator(distinct), InKey()] = Field(default=("mse", "overlap"), min_length=1)
+    """Metrics that are reported. Those that cost extra are part of a cell's identity."""
+    start: Annotated[str, InKey()] = "uninformed"
+    """Where algorithms begin: `uninformed` (their own choice), `informed` (near the teacher), or the name of an algorithm with
+    a method `start`, as `spectral`; its time is then counted."""
+    target: float = Field(default=1e-3, gt=0)
+    """Absolute error that counts as reached where theory says 0."""
+    dtype: Annotated[Literal["float64", "float32", "mixed"], InKey()] = "float64"
+    """Precision of all arrays; `mixed`: inputs in float32, all else in float64."""
+    tf32: Annotated[bool, AfterValidator(_of_float32), InKey(left_out_at_default=True)] = False
+    """Allow TF32 in the matrix products of float32 on an accelerator."""
+    draw: Annotated[Literal["host", "device"], InKey(left_out_at_default=True)] = "host"
+    """Where inputs are drawn: `host` (the same bits on every backend), or `device`, for runs so large that drawing and moving
+    them would take longer than solving. On NumPy the device is the host."""
+    reference: ListOf[Reference] = ()
+    """Values of others; see `[[run.reference]]`."""
 
     def identity(self) -> dict[str, Any]:
         """Run options that are part of a cell's identity, as plain values."""
@@ -389,18 +373,23 @@ def in_key() -> dict[str, InKey]:
 class Document(Table):
     """A suite file, merged with the suite that it extends."""
 
-    extends: str = Field(
-        default="",
-        description="Name of a shipped suite, or path of another from the folder of this one, whose tables hold where this "
-        "one says nothing. Keys override, `[problem]` and `[[problems]]` replace, `[[algorithms]]` are appended.",
-    )
-    suite: SuiteTable = Field(default=SuiteTable(), description="What the suite is.")
-    problem: ProblemTable | None = Field(default=None, description="The problem, where there is one.")
-    problems: ListOf[ProblemTable] = Field(default=(), description="The problems, where there are several.")
-    grid: Grid = Field(default=Grid(), description="What the problems are run on.")
-    algorithms: ListOf[AlgorithmTable] = Field(default=(), description="The algorithms.")
-    run: RunOptions = Field(default=RunOptions(), description="How cells are run and what is reported.")
-    figure: FigureTable | None = Field(default=None, description="The published figure that this suite reproduces.")
+    extends: str = ""
+    """Name of a shipped suite, or path of another from the folder of this one, whose tables hold where this one says nothing.
+    Keys override, `[problem]` and `[[problems]]` replace, `[[algorithms]]` are appended."""
+    suite: SuiteTable = SuiteTable()
+    """What the suite is."""
+    problem: ProblemTable | None = None
+    """The problem, where there is one."""
+    problems: ListOf[ProblemTable] = ()
+    """The problems, where there are several."""
+    grid: Grid = Grid()
+    """What the problems are run on."""
+    algorithms: ListOf[AlgorithmTable] = ()
+    """The algorithms."""
+    run: RunOptions = RunOptions()
+    """How cells are run and what is reported."""
+    figure: FigureTable | None = None
+    """The published figure that this suite reproduces."""
 
 
 def table_at(location: Sequence[int | str]) -> type[Table]:
