@@ -162,7 +162,7 @@ class Record(Open):
     status: Literal["ok", "not-converged", "diverged", "timeout", "failed", "skipped"]
     reason: Text = ""
     metrics: Annotated[dict[str, Numbers], Field(description="Of the final estimate: a number per component, or one.")]
-    blank: Annotated[dict[str, Text], Field(default_factory=dict)]
+    blank: dict[str, Text] = {}
     sample_ratio: Annotated[float, Field(description="Of all samples that the run used.")] = 0
     samples: Annotated[int, Field(description="Of the data set.")] = 0
     fresh_samples: Annotated[int | None, Field(description="That the engine handed out besides, or in its place.")] = (
@@ -172,14 +172,13 @@ class Record(Open):
     restarts: int = 0
     start: Annotated[
         dict[str, Annotated[list[Numbers], pydantic.AfterValidator(_is_matrix)]],
-        Field(default_factory=dict, description="Overlap matrices of the first estimate: truth, cross, own."),
-    ]
+        Field(description="Overlap matrices of the first estimate: truth, cross, own."),
+    ] = {}
     restart_reason: Text | None = None
     final: Annotated[
-        dict[str, Numbers | Number | Text | bool],
-        Field(default_factory=dict, description="What the last step reported, and findings."),
-    ]
-    warnings: Annotated[list[Text], Field(default_factory=list)]
+        dict[str, Numbers | Number | Text | bool], Field(description="What the last step reported, and findings.")
+    ] = {}
+    warnings: list[Text] = []
     traceback: Text | None = None
     output: Annotated[Text | None, Field(description="The end of what was printed while the cell ran.")] = None
     trajectory: Annotated[
@@ -190,8 +189,8 @@ class Record(Open):
         ),
     ] = None
     timing: Timing
-    machine: Annotated[JsonObject, Field(default_factory=dict)]
-    versions: Annotated[dict[str, str], Field(default_factory=dict)]
+    machine: JsonObject = {}
+    versions: dict[str, str] = {}
     digest: Annotated[
         str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the canonical JSON of all other fields.")
     ]
