@@ -24,7 +24,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, matching, namespace
-from smimbench.derive.samples import Accuracy, Moments, Samples
+from smimbench.derive.samples import ENOUGH, LINES, POINTS, REPLICATES, THIN, TRUSTED, Accuracy, Moments, Samples
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.masked import put_at_mask
@@ -53,7 +53,7 @@ def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Accuracy
     if not n:
         raise ValueError("there must be at least one sample")
     root = symmetric_root(xp.astype(V, xp.float64))
-    size = max(1, BLOCK // (200 if P * C == 1 else 2 * accuracy.points * P * C))
+    size = max(1, BLOCK // (200 if P * C == 1 else 2 * POINTS * P * C))
     blocks = []
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         for start in range(0, n, size):
@@ -67,10 +67,10 @@ def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Accuracy
 def _from_prior(block: Samples) -> Moments:
     """Posterior moments from points drawn from the prior; samples with too few effective points use another method."""
     accuracy = block.accuracy
-    found = _on_points(block, accuracy.points)
+    found = _on_points(block, POINTS)
     # Where errors of single samples average out, a few effective points will do.
-    enough = (1.0 if accuracy.effort > 1 else 0.2) * accuracy.enough
-    easy = found.effective >= enough * accuracy.points * accuracy.replicates
+    enough = (1.0 if accuracy.effort > 1 else 0.2) * ENOUGH
+    easy = found.effective >= enough * POINTS * REPLICATES
     return _redone(block, _with_more_points(block, found, easy), ~easy, _hard)
 
 
@@ -80,27 +80,25 @@ def _hard(block: Samples) -> Moments:
     if block.d > 3:
         return _from_fit(block)
     # Lines through all of the prior miss no part of a sheet; a fit might settle on one.
-    found = _on_lines(block, accuracy.lines)
-    met = found.effective >= accuracy.trusted
+    found = _on_lines(block, LINES)
+    met = found.effective >= TRUSTED
     if accuracy.effort > 1:
-        found = _redone(
-            block, found, met & (found.error > accuracy.target), partial(_on_lines, count=4 * accuracy.lines)
-        )
+        found = _redone(block, found, met & (found.error > accuracy.target), partial(_on_lines, count=4 * LINES))
     return _redone(block, found, ~met, _from_fit)
 
 
 def _from_fit(block: Samples) -> Moments:
     """Posterior moments from points of a fitted Gaussian, or along lines where these points are ineffective too."""
-    block, accuracy = block.fitted(), block.accuracy
-    found = _on_points(block, accuracy.points)
-    thin = found.effective < accuracy.thin * accuracy.points * accuracy.replicates
-    lines = accuracy.lines if block.d <= 3 else 4 * accuracy.lines
+    block = block.fitted()
+    found = _on_points(block, POINTS)
+    thin = found.effective < THIN * POINTS * REPLICATES
+    lines = LINES if block.d <= 3 else 4 * LINES
     return _redone(block, _with_more_points(block, found, ~thin), thin, partial(_on_lines, count=lines))
 
 
 def _with_more_points(block: Samples, found: Moments, where: Array) -> Moments:
     """Repeat with four times as many points for samples whose error is above the target, within the limit on effort."""
-    count, effort = 4 * block.accuracy.points, block.accuracy.effort
+    count, effort = 4 * POINTS, block.accuracy.effort
     while effort > 1:
         wrong = where & (found.error > block.accuracy.target)
         found = _redone(block, found, wrong, partial(_on_points, count=count))
@@ -196,7 +194,7 @@ def _gathered(block: Samples, weight: Array, points: Array, scatter: Array | Non
     effective = (R * norm) ** 2 / clip(xp.sum(p * p, axis=(0, 2)), 1e-300, None)
     apart = xp.sum((block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2))
     width = xp.sqrt((xp.sum(block.factor**2, axis=(0, 2, 3)) + apart) / (R * d))
-    few = effective < block.accuracy.trusted
+    few = effective < TRUSTED
     error = xp.where(few, xp.maximum(error, width / xp.sqrt(clip(effective, 1.0, None))), error)
     halves = []
     for group in (slice(0, R // 2), slice(R // 2, R)):

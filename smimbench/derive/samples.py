@@ -21,9 +21,26 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """Accuracy targets and work limits of an integral over a posterior.
+POINTS, LINES = 256, 16
+"""Quasi-random points, and parallel lines, per sample and replicate. Doubled: twice the cost, errors fall by 1.4 to 2."""
+REPLICATES = 4
+"""Independent copies whose spread is the error. Doubled: twice the cost, the error is known 1.4 times better."""
+ENOUGH = 0.1
+"""Fraction of effective points at which the prior's points will do. Doubled: more samples get a fit of their own."""
+THIN = 0.03
+"""Fraction of effective points below which lines replace points. Doubled: more samples are integrated along lines."""
+TRUSTED = 20.0
+"""Effective points from which the spread of the replicates is the error. Doubled: errors are more careful."""
+FITTED = 0.15
+"""Fraction of effective points at which a fit has arrived. Doubled: fits take more rounds and are tighter."""
+INFLATION = 1.3
+"""Factor of a fit's covariance. Doubled: tails are safer and more points are wasted."""
+ROUNDS = 40
+"""Most rounds of a fit. Doubled: labels that are twice as improbable are found."""
+
+
+class Accuracy(NamedTuple):
+    """Accuracy target and work limit of an integral over a posterior.
 
     ``target`` is the error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``;
     ``effort`` the largest factor by which points are added where the target is missed, 1 adds none.
@@ -31,23 +48,6 @@ class Accuracy:
 
     target: float
     effort: int = 16
-    # Quasi-random points, and parallel lines, per sample and replicate. Doubled: twice the cost, errors fall by 1.4 to 2.
-    points: int = 256
-    lines: int = 16
-    # Independent copies whose spread is the error. Doubled: twice the cost, the error is known 1.4 times better.
-    replicates: int = 4
-    # Fraction of effective points at which the prior's points will do. Doubled: more samples get a fit of their own.
-    enough: float = 0.1
-    # Fraction of effective points below which lines replace points. Doubled: more samples are integrated along lines.
-    thin: float = 0.03
-    # Effective points from which the spread of the replicates is the error. Doubled: errors are more careful.
-    trusted: float = 20.0
-    # Fraction of effective points at which a fit has arrived. Doubled: fits take more rounds and are tighter.
-    fitted: float = 0.15
-    # Factor of a fit's covariance. Doubled: tails are safer and more points are wasted.
-    inflation: float = 1.3
-    # Most rounds of a fit. Doubled: labels that are twice as improbable are found.
-    rounds: int = 40
 
 
 class Moments(NamedTuple):
@@ -85,7 +85,7 @@ class Samples:
     def on_prior(cls, channel: Any, y: Array, omega: Array, root: Array, accuracy: Accuracy, start: int) -> Samples:
         """Samples with integration points drawn from the prior; ``start`` numbers the block."""
         xp, device = namespace(omega), array_api_compat.device(omega)
-        R, n, d = accuracy.replicates, omega.shape[0], omega.shape[1] * omega.shape[2]
+        R, n, d = REPLICATES, omega.shape[0], omega.shape[1] * omega.shape[2]
         axis = monte_carlo_rng("likelihood: block", d, start).standard_normal((n, d))
         axis = xp.asarray(axis / np.linalg.norm(axis, axis=1, keepdims=True), dtype=xp.float64, device=device)
         mean = xp.zeros((R, n, d), dtype=xp.float64, device=device)
@@ -111,7 +111,7 @@ class Samples:
 
     def points(self, dimension: int, count: int, purpose: str) -> Array:
         """Quasi-random points (R, 1, count, dimension), shared by all samples but different for every replicate."""
-        host = [whitened_points(dimension, count, purpose, r) for r in range(self.accuracy.replicates)]
+        host = [whitened_points(dimension, count, purpose, r) for r in range(REPLICATES)]
         return self.xp.asarray(
             np.stack(host)[:, None], dtype=self.xp.float64, device=array_api_compat.device(self.omega)
         )
@@ -149,12 +149,11 @@ class Samples:
     def fitted(self) -> Samples:
         """Fit a Gaussian that covers the posterior, for every sample and replicate.
 
-        Fit, move, repeat, with the weights raised to the power that keeps the fraction ``Accuracy.fitted`` of the points
+        Fit, move, repeat, with the weights raised to the power that keeps the fraction ``FITTED`` of the points
         effective. Every replicate has a fit of its own: where one has missed something, the replicates disagree and the
         error says so.
         """
-        xp, accuracy = self.xp, self.accuracy
-        R, n, d = self.mean.shape
+        xp, (R, n, d) = self.xp, self.mean.shape
         count = 128 if d <= 3 else 512
         nodes = self.points(d, count, "likelihood: nodes")
         nodes = xp.reshape(xp.broadcast_to(nodes, (R, n, count, d)), (R * n, count, d))
@@ -162,19 +161,19 @@ class Samples:
         mean, covariance = xp.zeros_like(nodes[:, 0, :]), xp.reshape(self.factor * 0, (R * n, d, d))
         covariance = covariance + xp.eye(d, dtype=xp.float64, device=array_api_compat.device(nodes))
         identity, going = covariance[:1, ...], owner >= 0
-        for _ in range(accuracy.rounds):
+        for _ in range(ROUNDS):
             rows = xp.nonzero(going)[0]
             here, wide, own = (xp.take(a, rows, axis=0) for a in (mean, covariance, nodes))
             u = here[:, None, :] + xp.matmul(own, xp.matrix_transpose(xp.linalg.cholesky(wide)))
             weight = self.log_weight(u, xp.take(owner, rows)) + xp.sum(own * own, axis=-1) / 2
-            rest = effective_count(weight, xp) < accuracy.fitted * count
+            rest = effective_count(weight, xp) < FITTED * count
             going = put_at_mask(going, going, rest)
             rows = xp.nonzero(rest)[0]
             if not rows.shape[0]:
                 break
             here, wide, u, weight = (xp.take(a, rows, axis=0) for a in (here, wide, u, weight))
-            centre, square = _tempered_fit(u, weight, here, wide, accuracy.fitted, xp)
-            square = accuracy.inflation * square + 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
+            centre, square = _tempered_fit(u, weight, here, wide, xp)
+            square = INFLATION * square + 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
             # Nothing found: look further out.
             alive = xp.max(weight, axis=1) > 0.5 * IMPOSSIBLE
             mean = put_at_mask(mean, going, xp.where(alive[:, None], centre, here))
@@ -205,10 +204,8 @@ def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
     return points - 2 * xp.matmul(points, normal[..., None]) * normal[..., None, :]
 
 
-def _tempered_fit(
-    u: Array, weight: Array, mean: Array, covariance: Array, fitted: float, xp: ModuleType
-) -> tuple[Array, Array]:
-    """Mean and covariance under tempered weights, raised to the power that makes the fraction ``fitted`` of the points
+def _tempered_fit(u: Array, weight: Array, mean: Array, covariance: Array, xp: ModuleType) -> tuple[Array, Array]:
+    """Mean and covariance under tempered weights, raised to the power that makes the fraction ``FITTED`` of the points
     effective.
 
     While that power is below one the cloud is still on its way: its extent along the way is kept, or it would shrink
@@ -217,7 +214,7 @@ def _tempered_fit(
     possible = xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64)
     gap = clip(weight - xp.max(weight, axis=1, keepdims=True), -1e9, None)
     # Half of the possible points are as many as can be asked for; impossible points stay impossible at any power.
-    goal = clip(xp.sum(possible, axis=1) / 2, 1.0, fitted * weight.shape[1])
+    goal = clip(xp.sum(possible, axis=1) / 2, 1.0, FITTED * weight.shape[1])
     low, exponent, high = xp.full_like(goal, -50.0), xp.zeros_like(goal), xp.zeros_like(goal)
     for _ in range(16):
         p = xp.exp(clip((2.0**exponent)[:, None] * gap, -700.0, None)) * possible + 1e-300

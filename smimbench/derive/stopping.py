@@ -7,7 +7,6 @@ signal, so that an algorithm that predicts the second can be checked against the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,50 +17,45 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Info, ProblemLike
 
 
-@dataclass(frozen=True)
-class Stationarity:
-    """Limits of the stopping rule: when overlaps are stationary, and when they agree.
-
-    "Error" is the predicted squared error of a component; "fluctuation" is its overlap's standard deviation at finite size.
-    """
-
-    # Iterations over which both overlaps must stand still. Doubled: every run that ends so is longer by as many.
-    window: int = 10
-    # Iterations whose two halves are compared where a residual lingers. Doubled: slower drifts are noticed, runs are longer.
-    long_window: int = 40
-    # Iterations before which nothing ends while a component is not above chance. Doubled: slower growth is waited for.
-    patience: int = 100
-    # Change of the predicted overlap within the window, in errors. Doubled: ends sooner, further from the fixed point.
-    still: float = 1e-3
-    # The same for the two means over the long window, or an eighth of the relative fluctuation where that is more.
-    lingering: float = 5e-3
-    # Squared step, in errors, up to which a lingering residual is accepted. Doubled: wider cycles count as fixed points.
-    largest_step: float = 1e-2
-    # Largest distance of the two overlaps, in fluctuations. Doubled: worse predictions of the own error pass.
-    agreement: float = 5.0
-    # Error, in second moments of the signal, below which a run that falls slowly has recovered it. Doubled: it ends earlier.
-    floor: float = 1e-5
-    # The floor for a run that has used all its iterations. Doubled: slower runs pass.
-    precision: float = 2e-3
-    # Largest drift over a window, in units of the range there, of a run that fluctuates about a mean. Doubled: more pass.
-    swing: float = 0.125
+# Limits of the rule. "Error" is the predicted squared error of a component; "fluctuation" is its overlap's standard deviation at
+# finite size.
+WINDOW = 10
+"""Iterations over which both overlaps must stand still. Doubled: every run that ends so is longer by as many."""
+LONG_WINDOW = 40
+"""Iterations whose two halves are compared where a residual lingers. Doubled: slower drifts are noticed, runs are longer."""
+PATIENCE = 100
+"""Iterations before which nothing ends while a component is not above chance. Doubled: slower growth is waited for."""
+STILL = 1e-3
+"""Change of the predicted overlap within the window, in errors. Doubled: ends sooner, further from the fixed point."""
+LINGERING = 5e-3
+"""The same for the two means over the long window, or an eighth of the relative fluctuation where that is more."""
+LARGEST_STEP = 1e-2
+"""Squared step, in errors, up to which a lingering residual is accepted. Doubled: wider cycles count as fixed points."""
+AGREEMENT = 5.0
+"""Largest distance of the two overlaps, in fluctuations. Doubled: worse predictions of the own error pass."""
+FLOOR = 1e-5
+"""Error, in second moments of the signal, below which a run that falls slowly has recovered it. Doubled: it ends earlier."""
+PRECISION = 2e-3
+"""The floor for a run that has used all its iterations. Doubled: slower runs pass."""
+SWING = 0.125
+"""Largest drift over a window, in units of the range there, of a run that fluctuates about a mean. Doubled: more pass."""
 
 
 class OverlapRule(StoppingRule):
     """A run ends when its residual is below the tolerance, or when its overlaps are stationary.
 
-    Overlaps are stationary when, over ``window`` iterations, the predicted one changes by less than ``still`` of the error and
+    Overlaps are stationary when, over ``WINDOW`` iterations, the predicted one changes by less than ``STILL`` of the error and
     the self-overlap by less than a quarter of its finite-size fluctuation; or when a small residual lingers, but the means over
-    the two halves of ``long_window`` iterations agree that closely (at small sizes: within an eighth of the relative
-    fluctuation) and no component that has been learned still moves by more than ``largest_step`` of its own error in one step.
+    the two halves of ``LONG_WINDOW`` iterations agree that closely (at small sizes: within an eighth of the relative
+    fluctuation) and no component that has been learned still moves by more than ``LARGEST_STEP`` of its own error in one step.
     In both cases the estimate must move by less than half of its self-overlap: a sign that flips every step is no fixed point,
-    though both overlaps stand still. Where labels leave a symmetry, nothing ends a run before ``patience`` iterations while a
+    though both overlaps stand still. Where labels leave a symmetry, nothing ends a run before ``PATIENCE`` iterations while a
     component is predicted no more than chance: the prior mean is then a fixed point, and growth from it starts too small to see.
 
-    A run above perfect recovery ends when its predicted error is below ``floor`` and falls by less than half within ``window``
+    A run above perfect recovery ends when its predicted error is below ``FLOOR`` and falls by less than half within ``WINDOW``
     iterations. ``settled`` says whether a run that has used all its iterations is as good as that.
 
-    The end cannot be trusted where predicted overlap and self-overlap differ by more than ``agreement`` fluctuations, or where
+    The end cannot be trusted where predicted overlap and self-overlap differ by more than ``AGREEMENT`` fluctuations, or where
     the data carry 8 times less information than predicted. The second is asked of components above chance only: below weak
     recovery the information is zero but for noise of either sign, and a ratio of two such numbers says nothing.
 
@@ -72,11 +66,9 @@ class OverlapRule(StoppingRule):
     problem : ProblemLike
     dimension : int
         D, for the size of the fluctuations.
-    settings : Stationarity
     """
 
-    def __init__(self, problem: ProblemLike, dimension: int, settings: Stationarity = Stationarity()) -> None:
-        self.settings = settings
+    def __init__(self, problem: ProblemLike, dimension: int) -> None:
         self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
         size = problem.prior.law.fluctuation
         self.relative = float(size(dimension)) if size is not None else (2 / dimension) ** 0.5
@@ -96,76 +88,71 @@ class OverlapRule(StoppingRule):
 
     def ending(self, tolerance: float) -> str | None:
         """Reason why the run may stop now, or None."""
-        info, settings = self.latest, self.settings
+        info = self.latest
         if info is None:
             return None
-        if 0 < len(self.history) < settings.patience and (self.history[-1][0] <= self.chance).any():
+        if 0 < len(self.history) < PATIENCE and (self.history[-1][0] <= self.chance).any():
             return None
         if info.residual <= tolerance:
             return f"residual {info.residual:.1e} below tolerance"
-        if len(self.history) <= settings.window or info.squared_step is None:
+        if len(self.history) <= WINDOW or info.squared_step is None:
             return None
-        predicted, own = (np.stack(rows) for rows in zip(*self.history[-settings.window - 1 :]))
+        predicted, own = (np.stack(rows) for rows in zip(*self.history[-WINDOW - 1 :]))
         # A sign that flips every step moves by four times the overlap though both overlaps stand still.
         if (info.squared_step > np.maximum(own[-1], self.fluctuation) / 2).any():
             return None
         # Near perfect recovery rounding would decide.
         error = np.maximum(self.second - predicted[-1], 1e-5)
-        if _steady(np.ptp(predicted, axis=0), np.ptp(own, axis=0), settings.still * error, self.fluctuation / 4):
-            return f"overlaps stand still for {settings.window} iterations"
+        if _steady(np.ptp(predicted, axis=0), np.ptp(own, axis=0), STILL * error, self.fluctuation / 4):
+            return f"overlaps stand still for {WINDOW} iterations"
         before, after = self.second - predicted[0], self.second - predicted[-1]
         slow = (after <= before).all() and (2 * after >= before).all()
-        if (
-            slow
-            and (after <= settings.floor * self.second).all()
-            and (np.ptp(own, axis=0) <= self.fluctuation / 4).all()
-        ):
-            return f"the error falls slowly below a precision of {settings.floor:g}"
-        if len(self.history) <= settings.long_window:
+        if slow and (after <= FLOOR * self.second).all() and (np.ptp(own, axis=0) <= self.fluctuation / 4).all():
+            return f"the error falls slowly below a precision of {FLOOR:g}"
+        if len(self.history) <= LONG_WINDOW:
             return None
         # Averages can stand still around a point to which the estimate, going back and forth, never comes.
-        if ((info.squared_step > settings.largest_step * error) & (predicted[-1] > self.chance)).any():
+        if ((info.squared_step > LARGEST_STEP * error) & (predicted[-1] > self.chance)).any():
             return None
-        predicted, own = (np.stack(rows) for rows in zip(*self.history[-settings.long_window :]))
-        half = settings.long_window // 2
+        predicted, own = (np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:]))
+        half = LONG_WINDOW // 2
         drift, own_drift = (np.abs(rows[:half].mean(0) - rows[half:].mean(0)) for rows in (predicted, own))
         steady = _steady(drift, own_drift, self._close(error), self.fluctuation / 8)
         if steady and (np.ptp(predicted, axis=0) <= error / 4).all():
             return (
-                f"overlaps stand still over {settings.long_window} iterations "
-                f"though a residual of {info.residual:.0e} lingers"
+                f"overlaps stand still over {LONG_WINDOW} iterations though a residual of {info.residual:.0e} lingers"
             )
         return None
 
     def settled(self) -> str | None:
         """Reason why a run that used all its iterations counts as converged, or None.
 
-        Either its error is below ``precision`` and falls, or its overlaps stand still within their own fluctuation: over the
+        Either its error is below ``PRECISION`` and falls, or its overlaps stand still within their own fluctuation: over the
         long window, or for low rank over the second half of the run, where the fluctuation is slow. On matrices a slow
         oscillation means that V is underestimated.
         """
-        info, settings = self.latest, self.settings
-        if info is None or info.squared_step is None or len(self.history) < settings.long_window:
+        info = self.latest
+        if info is None or info.squared_step is None or len(self.history) < LONG_WINDOW:
             return None
-        predicted = np.stack([rows[0] for rows in self.history[-settings.long_window :]])
-        half = settings.long_window // 2
+        predicted = np.stack([rows[0] for rows in self.history[-LONG_WINDOW:]])
+        half = LONG_WINDOW // 2
         errors = self.second - predicted
         last = errors[-1]
         falls = (errors[half:].mean(0) < errors[:half].mean(0)).all()
-        if falls and (last <= settings.precision * self.second).all():
-            return f"the error falls, to {last.max():.1e} so far: below a precision of {settings.precision:g}"
+        if falls and (last <= PRECISION * self.second).all():
+            return f"the error falls, to {last.max():.1e} so far: below a precision of {PRECISION:g}"
         if (info.squared_step > np.maximum(self.history[-1][1], self.fluctuation) / 2).any():
             return None
         longest = len(self.history) // 2 if self.low_rank else 0
-        if any(map(self._fluctuates, {settings.long_window, max(settings.long_window, longest)})):
+        if any(map(self._fluctuates, {LONG_WINDOW, max(LONG_WINDOW, longest)})):
             return "overlaps stand still within their own fluctuation"
         return None
 
     def _fluctuates(self, window: int) -> bool:
-        """Whether the overlaps fluctuate about a constant mean over the last ``window`` iterations.
+        """Whether the overlaps fluctuate about a constant mean over the last ``WINDOW`` iterations.
 
         They range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference of the means
-        over the two halves is what may linger, or a small part, ``swing``, of that range.
+        over the two halves is what may linger, or a small part, ``SWING``, of that range.
         """
         predicted, own = (np.stack(rows) for rows in zip(*self.history[-window:]))
         half, last = window // 2, self.second - predicted[-1]
@@ -175,12 +162,12 @@ class OverlapRule(StoppingRule):
             (own, self.fluctuation / 8, np.maximum(last, self.fluctuation)),
         ):
             drift, width = np.abs(rows[:half].mean(0) - rows[half:].mean(0)), np.ptp(rows, axis=0)
-            still &= bool((drift <= np.maximum(close, self.settings.swing * width)).all() and (width <= widest).all())
+            still &= bool((drift <= np.maximum(close, SWING * width)).all() and (width <= widest).all())
         return still
 
     def _close(self, error: Any) -> Any:
         """Largest drift of the predicted overlap (P,) that counts as none while the residual stays above its tolerance."""
-        return max(self.settings.lingering, self.relative / 8) * error
+        return max(LINGERING, self.relative / 8) * error
 
     def complaint(self) -> str | None:
         """Message on how the predicted overlap and the self-overlap disagree, or None if they agree."""
@@ -197,7 +184,7 @@ class OverlapRule(StoppingRule):
         if ratio[tense] > math.log(8):
             times = math.exp(min(ratio[tense], 50))
             return f"component {tense + 1} predicts {times:.2g} times the information in its data"
-        if gap[worst] > self.settings.agreement:
+        if gap[worst] > AGREEMENT:
             return (
                 f"component {worst + 1} predicts an overlap of {predicted[worst]:.3g}, "
                 f"but its estimate has {own[worst]:.3g}"
