@@ -14,7 +14,6 @@ import pydantic
 
 from smimbench.derive.prior import why_theory_only
 from smimbench.files import canonical_json, printable, suggestion
-from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, is_value, unknown_key
@@ -303,10 +302,7 @@ class _Reader:
             why = f"{size:,} cells are more than grid.max_cells = {largest:,}"
             raise self.fail("grid", f"{why}; shorten a grid axis or raise the limit")
         for (kind, name), values in axes.items():
-            try:
-                distinct(values)
-            except ValueError as error:
-                raise self.fail(f"{key}.{kind}.{name}", str(error)) from None
+            self._require_distinct(f"{key}.{kind}.{name}", values)
         found = []
         for combination in itertools.product(*axes.values()):
             chosen = {kind: dict(parameters) for kind, parameters in tables.items()}
@@ -314,6 +310,12 @@ class _Reader:
                 chosen[kind][name] = value
             found.append((chosen, {name: value for (_, name), value in zip(axes, combination)}))
         return found
+
+    def _require_distinct(self, key: str, values: Sequence[Any]) -> None:
+        try:
+            distinct(values)
+        except ValueError as error:
+            raise self.fail(key, str(error)) from None
 
     def _leave_out(self, error: ProblemError, key: str) -> None:
         """Skip an item that cannot be built if its own code is at fault or the suite comes from stored results; otherwise
@@ -349,18 +351,16 @@ class _Reader:
         found: list[JsonObject] = []
         for i, table in enumerate(tables):
             key, label, axes = f"algorithms[{i}]", table.label or table.name, self._axes(table)
-            built: list[tuple[Setting, JsonObject, Any]] = []
+            built: list[tuple[Setting, JsonObject, JsonObject, Any]] = []
+            for path, values in axes.items():
+                self._require_distinct(".".join((key, *path)), values)
             try:
                 with explained("algorithm"):
                     entry = get_registry().get("algorithm", table.name)
-                    for path, values in axes.items():
-                        try:
-                            distinct(values)
-                        except ValueError as error:
-                            raise ParameterError(".".join(path), str(error)) from None
                     for setting in product(axes):
-                        item = build(entry.item, "algorithm", with_setting(table.model_extra or {}, setting))
-                        built.append((setting, specification(entry, item), item))
+                        parameters = with_setting(table.model_extra or {}, setting)
+                        item = build(entry.item, "algorithm", parameters)
+                        built.append((setting, parameters, specification(entry, item), item))
                 if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
                     fit = f"works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}"
                     raise ProblemError("algorithm.name", f"algorithm {table.name!r} {fit}")
@@ -373,12 +373,10 @@ class _Reader:
             families = _families(label, built, plan)
             try:
                 with explained("algorithm"):
-                    first = with_setting(table.model_extra or {}, built[0][0])
-                    tune = tune_of(table.tune, axes, entry.item, first, plan) if table.tune else None
+                    tune = tune_of(table.tune, axes, entry.item, built[0][1], plan) if table.tune else None
             except ProblemError as error:
                 raise self.fail(f"{key}.tune.{error.key.partition('.')[2]}".rstrip("."), error.message) from None
-            for (setting, spec, _), family in zip(built, families):
-                parameters = with_setting(table.model_extra or {}, setting)
+            for (setting, parameters, spec, _), family in zip(built, families):
                 own = ", ".join(filter(None, (label, words_of(setting))))
                 for j, other in enumerate(found):
                     if own == other["label"]:
@@ -472,14 +470,14 @@ def _is_value(kind: str, tables: Mapping[str, JsonObject], name: str) -> bool:
     return is_value(item, kind, name, tables[kind][name])
 
 
-def _families(label: str, built: Sequence[tuple[Setting, JsonObject, Any]], plan: ProblemPlan) -> list[str | None]:
+def _families(label: str, built: Sequence[tuple[Setting, Any, Any, Any]], plan: ProblemPlan) -> list[str | None]:
     """For each setting the name of all that have the same steps and samples as it; None if it is alone."""
     first = built[0][0]
-    budgets = {words_of(setting): budget(item, plan) for setting, _, item in built}
+    budgets = {words_of(setting): budget(item, plan) for setting, *_, item in built}
     usual = budgets[words_of(first)]
     spent = {
         path
-        for setting, _, _ in built
+        for setting, *_ in built
         for path, value in setting.items()
         if budgets[words_of({**first, path: value})] != usual
     }

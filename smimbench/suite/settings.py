@@ -169,10 +169,7 @@ def trials_of(tune: Mapping[str, Any], written: Mapping[str, Any]) -> list[Setti
     """
     from smimbench.numerics.qmc import uniform_points
 
-    named, count = tune["space"], tune["trials"]
-    space: Space = {
-        tuple(n.split(".")): v if isinstance(v, list) else Range.model_validate(v) for n, v in named.items()
-    }
+    space, count = {tuple(name.split(".")): values for name, values in tune["space"].items()}, tune["trials"]
     lists = {path: values for path, values in space.items() if isinstance(values, list)}
     if len(lists) == len(space) and math.prod(map(len, lists.values())) <= count:
         return list(product(lists))
@@ -184,14 +181,14 @@ def trials_of(tune: Mapping[str, Any], written: Mapping[str, Any]) -> list[Setti
     return list({canonical_json(list(setting.values())): setting for setting in found}.values())
 
 
-def _at(values: list[Any] | Range, u: float, written: Any) -> Any:
+def _at(values: list[Any] | JsonObject, u: float, written: Any) -> Any:
     """The value at a number between 0 and 1, to four digits."""
     if isinstance(values, list):
         return values[int(u * len(values))]
-    low, high = values.low, values.high
+    low, high = values["low"], values["high"]
     whole = isinstance(low, int) and isinstance(high, int) and not isinstance(written, float)
     end = high + whole  # the largest integer has as large a share as the others
-    value = low * (end / low) ** u if values.log else low + (end - low) * u
+    value = low * (end / low) ** u if values.get("log") else low + (end - low) * u
     return math.floor(value) if whole else min(max(float(f"{value:.4g}"), low), high)
 
 
