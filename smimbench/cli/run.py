@@ -358,7 +358,7 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     suite = request.suite()
     points = choose_points(suite, len(paths))
     records = [score_record(suite, point, path, label) for point, path in zip(points, paths, strict=True)]
-    rows = rows_of_points(suite, points, records, request.theory())
+    rows = rows_of_points(suite, points, records, request.theory(), {})
     if request.as_json:
         print_json({"suite": suite.name, "rows": rows})
     else:

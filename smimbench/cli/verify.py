@@ -105,10 +105,9 @@ def _verified_pack(request: Request, cells: int, seed: int, *, theory: bool) -> 
     document, shared = read_packed(path)
     given = shared.get("overrides", []), shared.get("only", [])
     suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *given, stored=True).with_choices(shared)
-    how = {"cells": cells, "seed": seed}
     if "by" in shared:
         found["rows that can be run again"] = verified(path, document["rows"], shared, suite)
-    return found | verify_packed(path, document["rows"], shared, suite, theory=theory, **how)
+    return found | verify_packed(path, document["rows"], shared, suite, cells=cells, seed=seed, theory=theory)
 
 
 @command(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from contextlib import contextmanager
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -92,7 +91,7 @@ def without_code(table: Mapping[str, Any]) -> JsonObject:
     return {k: without_code(v) if isinstance(v, dict) else v for k, v in table.items() if k != "source"}
 
 
-def _parameters(spec: Mapping[str, Any], usual: Mapping[str, Any] = MappingProxyType({})) -> str:
+def _parameters(spec: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     """Text ``name=value`` of every parameter that differs from its default."""
     own = {k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")}
     return ", ".join(f"{k}={v}" for k, v in own.items() if k not in usual or v != usual[k])
@@ -217,7 +216,7 @@ class Problem:
         """A table of the items and their parameters, for notebooks."""
         from html import escape
 
-        cells = {kind: (kind, spec["name"], _parameters(spec)) for kind, spec in self.spec.items()}
+        cells = {kind: (kind, spec["name"], _parameters(spec, {})) for kind, spec in self.spec.items()}
         rows = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in cells.values())
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 

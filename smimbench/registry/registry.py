@@ -253,6 +253,11 @@ class Registry:
         """All registered items of a kind (None: all kinds), built-in ones first."""
         return [entry for entry in self._entries if kind is None or entry.kind == kind]
 
+    def named(self, name: str, kind: str | None = None) -> list[Entry]:
+        """All registered items of a name, ``"name"`` or ``"distribution:name"``, of a kind (None: of all kinds)."""
+        distribution, _, plain = name.rpartition(":")
+        return [e for e in self.entries(kind) if e.name == plain and distribution in ("", e.distribution)]
+
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
         """Find a registered item by name.
 
@@ -270,8 +275,7 @@ class Registry:
         RegistryError
             Unknown name, a name that two packages claim, or an item that does not belong to the model.
         """
-        distribution, _, plain = name.rpartition(":")
-        named = [e for e in self.entries(kind) if e.name == plain and distribution in ("", e.distribution)]
+        named, plain = self.named(name, kind), name.rpartition(":")[2]
         fitting = [entry for entry in named if entry.fits(model)]
         if not fitting:
             known = sorted({e.name for e in self.entries(kind) if e.fits(model)})

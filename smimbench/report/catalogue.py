@@ -77,7 +77,6 @@ def _suite_document(name: str) -> JsonObject:
 
 def info_documents(name: str) -> list[JsonObject]:
     """Full description of all items and suites of a name, which may stand for several kinds or models."""
-    distribution, _, plain = name.rpartition(":")
     documents = [
         {
             **_item_document(e),
@@ -85,8 +84,7 @@ def info_documents(name: str) -> list[JsonObject]:
             "documentation": inspect.getdoc(e.item) or "",
             **_own_theory(e),
         }
-        for e in get_registry().entries()
-        if e.name == plain and distribution in ("", e.distribution)
+        for e in get_registry().named(name)
     ]
     if name in shipped_suites():
         suite = load_suite(name)

@@ -65,8 +65,8 @@ def figure_list() -> list[JsonObject]:
 
 
 def _each(values: Sequence[float], i: int) -> float:
-    """What holds for the i-th problem of a curve."""
-    return values[i] if len(values) > 1 else values[0]
+    """What holds for the i-th problem of a curve, one number for each or one for all."""
+    return values[i % len(values)]
 
 
 def _corrections(curve: Curve, i: int) -> list[tuple[str, float, float]]:

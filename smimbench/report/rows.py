@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -252,11 +251,7 @@ def error_rows(
 
 
 def rows_of_points(
-    suite: Suite,
-    points: Sequence[Point],
-    records: Sequence[JsonObject],
-    cache: TheoryCache,
-    sized: Optima = MappingProxyType({}),
+    suite: Suite, points: Sequence[Point], records: Sequence[JsonObject], cache: TheoryCache, sized: Optima
 ) -> list[JsonObject]:
     """Rows for externally computed estimates (see ``smimbench.run.external``); replicates of one point share a row.
 

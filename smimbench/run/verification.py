@@ -64,14 +64,13 @@ def files(store: Store) -> Verification:
     found.wrong += store.complaints
     for stem, record in records.items():
         path = store.folder / f"{stem}.json"
-        if path.read_bytes() != text_of(record).encode():
-            found.wrong.append(f"{path}: {OTHER_TEXT}")
+        found.wrong += complaints_of(path, text_of, record)
         before = len(store.complaints)
         if "file" in (record.get("trajectory") or {}):
             store.trajectory(record)
             found.add(store.complaints[before:])
     for path in sorted({*store.folder.glob("run.json"), *store.folder.glob("settings/*/run.json")}):
-        found.add(complaints_of(path, lambda path: text_of(sealed(Store(path.parent).check_shared()))))
+        found.add(complaints_of(path, lambda folder: text_of(sealed(Store(folder).check_shared())), path.parent))
     return found
 
 
@@ -88,10 +87,10 @@ def choices(suite: Suite, store: Store) -> Verification:
     return found
 
 
-def complaints_of(path: Path, text: Callable[[Path], str]) -> list[str]:
-    """What is wrong with a file, by comparing it byte by byte with what ``text`` rebuilds from it."""
+def complaints_of(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
+    """What is wrong with a file, by comparing it byte by byte with the ``text`` of its content."""
     try:
-        return [] if text(path).encode() == path.read_bytes() else [f"{path}: {OTHER_TEXT}"]
+        return [] if text(content).encode() == path.read_bytes() else [f"{path}: {OTHER_TEXT}"]
     except (OSError, ValueError) as error:
         return [f"{path}: {error}"]
 
@@ -119,8 +118,7 @@ def stored_theory(suite: Suite, folder: Path, *, solve: bool = True) -> dict[str
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             read.add([f"{path}: {error}"])
             continue
-        text = document_text(sealed(document))
-        lines = complaints_of(path, lambda path, text=text: text)  # type: ignore[misc]
+        lines = complaints_of(path, document_text, sealed(document))
         read.add(lines)
         if not lines:
             stored.setdefault(key, []).append(_Stored(path, kind, document))

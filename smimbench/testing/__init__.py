@@ -219,17 +219,16 @@ def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None =
 
 
 def _named(name: str, parameters: Mapping[str, Any] | None) -> list[Entry]:
-    entries = get_registry().entries()
-    distribution, _, plain = name.rpartition(":")
-    found = [e for e in entries if e.name == plain and distribution in ("", e.distribution)]
+    found = get_registry().named(name)
     if not found:
-        close = difflib.get_close_matches(plain, {e.name for e in entries}, 3)
+        known = {entry.name for entry in get_registry().entries()}
+        close = difflib.get_close_matches(name.rpartition(":")[2], known, 3)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "see 'smimbench list'"
         raise CheckError(f"nothing is called {name!r}; {hint}")
     # The same name may stand for several items: parameters say which are meant.
     taking = [e for e in found if set(parameters or ()) <= set(signature_of(e.item))]
     if not taking:
-        known = sorted({p for e in found for p in signature_of(e.item)})
-        odd = ", ".join(sorted(set(parameters or ()) - set(known)))
-        raise CheckError(f"{name!r} has no parameter {odd}; it takes {', '.join(known) or 'no parameters'}")
+        taken = {p for e in found for p in signature_of(e.item)}
+        odd = ", ".join(sorted(set(parameters or ()) - taken))
+        raise CheckError(f"{name!r} has no parameter {odd}; it takes {', '.join(sorted(taken)) or 'no parameters'}")
     return taking
