@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import array_api_compat
 import numpy as np
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from smimbench.interfaces import Array, Host
+from smimbench.interfaces import Array, Host
 
 NUMPY = array_api_compat.array_namespace(np.empty(0))
 """Namespace of NumPy, as array-api-compat wraps it."""

@@ -9,19 +9,16 @@ import functools
 import importlib
 import pkgutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend.arrays import on_device
 from smimbench.files import ForeseenError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host
+from smimbench.interfaces import Array, Host
 
 NAMESPACES = Path(__file__).with_name("namespaces")
 """Where the backends are."""

@@ -10,13 +10,11 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from smimbench.files import canonical_json, unless
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Driver(NamedTuple):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 import array_api_compat
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smimbench.interfaces import Array
+from smimbench.interfaces import Array
 
 SHARE_OF_CHUNK = 8
 """Free memory over a chunk's bytes: streaming holds three chunks of inputs, and models make temporaries of that size.

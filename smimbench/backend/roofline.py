@@ -10,17 +10,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import machine
 from smimbench.backend.device import Backend, get_backend
 from smimbench.files import StoreError, unless, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 VERSION = 1
 REPEATS = 7

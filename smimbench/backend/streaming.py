@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.device import Backend
 from smimbench.backend.memory import caution
+from smimbench.interfaces import Array, Host
 from smimbench.interfaces.item import takes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import ModuleType
-
-    from smimbench.backend.device import Backend
-    from smimbench.interfaces import Array, Host
 
 _WHOLE = "these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]"
 

@@ -8,7 +8,7 @@ import contextlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
@@ -19,9 +19,6 @@ from smimbench.cli.run import data, run, score, slurm, tune
 from smimbench.cli.show import compare, report, show, theory
 from smimbench.cli.verify import submit, verify
 from smimbench.files import ForeseenError, error_line
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import array_api_compat
 import numpy as np
+from numpy.random import Generator
 
 from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.derive.integrate import integrate
 from smimbench.derive.labels import few_labels, is_exact, is_noisy, is_smooth, observable, probe, symmetry_of_labels
 from smimbench.derive.likelihood_information import LikelihoodInformation
-from smimbench.derive.samples import Accuracy
-from smimbench.interfaces import Channel, ParameterError, Posterior
+from smimbench.derive.samples import Accuracy, Moments
+from smimbench.interfaces import Array, Channel, Host, Model, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
-    from smimbench.derive.samples import Moments
-    from smimbench.interfaces import Array, Host, Model, Uncertain
 
 
 class DerivedChannel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import array_api_compat
 import numpy as np
@@ -11,15 +11,12 @@ import numpy as np
 from smimbench.backend.arrays import NUMPY, clip, matching, namespace, to_host
 from smimbench.derive.channel import IntegratedChannel
 from smimbench.derive.derived_prior import DerivedLaw, below_linear, error_curve
-from smimbench.interfaces import Channel, Denoised, ParameterError
+from smimbench.interfaces import Array, Channel, Denoised, Host, ParameterError
 from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.memo import kept
 from smimbench.numerics.panels import values_by_panels
 from smimbench.numerics.seeds import monte_carlo_rng
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Host
 
 
 class DensityPrior(DerivedLaw):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, to_host
-from smimbench.interfaces import Factor, Overlap, ParameterError, Prior
+from smimbench.interfaces import Array, Factor, Host, Overlap, ParameterError, Prior
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.numerics.linalg import symmetric
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host
 
 LOWEST, HIGHEST = 1e-9, 1e16
 """Qhat below which nothing is known, and up to which curves are computed; ten times the one, or a tenth of the other, leaves

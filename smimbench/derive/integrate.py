@@ -17,22 +17,19 @@ empty-handed. Points are randomised in independent replicates; their spread is t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.derive.samples import ENOUGH, LINES, POINTS, REPLICATES, THIN, TRUSTED, Accuracy, Moments, Samples
+from smimbench.interfaces import Array
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.masked import put_at_mask
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array
 
 BLOCK = 1 << 18
 """Numbers of an array of points that are held at once; doubled, twice the memory."""

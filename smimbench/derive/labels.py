@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from smimbench.interfaces import Array, Host, ProblemLike
 from smimbench.numerics.seeds import monte_carlo_rng
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host, ProblemLike
 
 
 def observable(channel: Any, y: Array) -> Array:

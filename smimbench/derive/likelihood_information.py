@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,16 +16,13 @@ from smimbench.backend.arrays import NUMPY
 from smimbench.derive.integrate import BLOCK, ONE_LINE, integrate
 from smimbench.derive.sampled_information import Labels, label_means
 from smimbench.derive.samples import Accuracy, reflected
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.memo import kept
 from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Host
 
 SCRAMBLES = 8
 """Independent scrambles, whose spread is the error; doubled, it costs twice as much and is known 1.4 times better."""

@@ -10,16 +10,13 @@ In the first two the law is scaled to unit variance unless the prior draws its o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smimbench.derive.density_prior import DensityPrior
 from smimbench.derive.simulated_prior import SimulatedPrior
 from smimbench.derive.spectrum_prior import SpectrumPrior
-from smimbench.interfaces import ParameterError, Prior
+from smimbench.interfaces import Array, Denoised, Model, ParameterError, Prior
 from smimbench.interfaces.item import gives, takes, with_defaults
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Denoised, Model
 
 
 def complete_prior(prior: Any, model: Model) -> Any:

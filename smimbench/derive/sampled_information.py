@@ -17,22 +17,18 @@ comes from two independent runs: noise has mean zero in their product, but not i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.memo import by_value
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import FEWEST_EFFECTIVE, controlled_mean, effective_sample_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host
 
 SCRAMBLES = 16
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, namespace
+from smimbench.interfaces import Array
 from smimbench.numerics.line_integrals import IMPOSSIBLE
 from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from smimbench.interfaces import Array
-
 
 POINTS, LINES = 256, 16
 """Quasi-random points, and parallel lines, per sample and replicate. Doubled: twice the cost, errors fall by 1.4 to 2."""

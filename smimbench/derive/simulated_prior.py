@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from smimbench.derive.derived_prior import DerivedPrior, error_curve
+from smimbench.interfaces import Host, Model
 from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Host, Model
 
 
 class SimulatedPrior(DerivedPrior):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, to_host
 from smimbench.derive.derived_prior import LOWEST, DerivedLaw, below_linear, error_curve
-from smimbench.interfaces import Denoised, Law, ParameterError
+from smimbench.interfaces import Array, Denoised, Host, Law, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
 from smimbench.numerics.memo import kept
 from smimbench.numerics.quadrature import gauss_legendre
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Host
 
 FEW = 64
 """So many eigenvalues are samples of a law, fewer are the law itself."""

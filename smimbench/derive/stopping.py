@@ -7,15 +7,11 @@ signal, so that an algorithm that predicts the second can be checked against the
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import StoppingRule
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Info, ProblemLike
-
+from smimbench.interfaces import Info, ProblemLike, StoppingRule
 
 # Limits of the rule. "Error" is the predicted squared error of a component; "fluctuation" is its overlap's standard deviation at
 # finite size.

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, namespace, special
+from smimbench.interfaces import Array
 from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.quadrature import gauss_legendre
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from smimbench.interfaces import Array
 
 LARGEST_CORRELATION = 0.9
 """Correlations for which the number of nodes is right; nearer to 1 the integrand is too narrow."""

@@ -23,20 +23,16 @@ tests/numerics/test_free_convolution.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from smimbench.backend.arrays import clip, matching, namespace
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics.quadrature import gauss_kronrod
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import ModuleType
-
-    from smimbench.interfaces import Array, Host
 
 
 class FreeConvolution:

@@ -5,16 +5,12 @@ A symmetric matrix ``A = U diag(a) U^T`` is made of its eigenvalues: ``f(A) = U 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from smimbench.backend.arrays import clip, matching, namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host
+from smimbench.interfaces import Array, Host
 
 
 def symmetric(matrix: Array) -> Array:

@@ -12,19 +12,16 @@ the integrand is evaluated wherever its arrays live.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend.arrays import to_host
+from smimbench.interfaces import Array, Host
 from smimbench.numerics.quadrature import gauss_lobatto
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import ModuleType
-
-    from smimbench.interfaces import Array, Host
 
 IMPOSSIBLE = -1e30
 """Stands for the logarithm of zero: sums and differences of it stay finite."""

@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from smimbench.backend.arrays import NUMPY, clip, namespace
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+from smimbench.interfaces import Array
 
 
 def places_at_mask(mask: Array) -> Array:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 from numpy.polynomial import chebyshev
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Host
+from smimbench.interfaces import Host
 
 NODES = 16
 """Nodes of a panel. Doubled: half as many panels, and twice the work where one of them has to be halved."""

@@ -6,14 +6,11 @@ takes 0.2 s, which makes ``smimbench theory quickstart`` a quarter slower (0.73 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Host
+from smimbench.interfaces import Host
 
 
 def bracketed_roots(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from smimbench.interfaces import Host
+from smimbench.interfaces import Host
 
 SECOND = 100.0
 """How large, relative to the value, the coefficient of 1/D^2 may be (three standard deviations): those of GAMP are mostly below

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.interfaces import Array, Host
+from smimbench.interfaces import Array, Host
 
 FEWEST_EFFECTIVE = 50
 """Samples that must carry a mean. Near a jump of the labels (hardmax, sign) few do, and a mean that has missed them has a

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from smimbench.files import JsonObject
 from smimbench.report.labels import grouped
 from smimbench.run.choice import log_error
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.suite.cells import Cell
+from smimbench.suite.cells import Cell
 
 Pair = tuple["Cell", "JsonObject"]
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 import inspect
 import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from smimbench.files import suggestion
+from smimbench.files import JsonObject, suggestion
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
-from smimbench.registry.registry import PLURALS, RegistryError, get_registry
+from smimbench.registry.registry import PLURALS, Entry, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
 from smimbench.report.prose import readable_prose
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
 from smimbench.theory.limit import BRINGS_NONE
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from smimbench.files import JsonObject
-    from smimbench.registry.registry import Entry
 
 _EMPTY = inspect.Parameter.empty
 _INFO = (

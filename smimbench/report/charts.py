@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from smimbench.files import printable
+from smimbench.files import JsonObject, printable
 from smimbench.report.style import STYLE, finish, floor_ticks, literal, log_ticks, new_figure, save_figure, svg_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from smimbench.files import JsonObject
 
 UPRIGHTS: Sequence[Any] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
 """Dashes of upright lines, in the order of their names in a figure."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from smimbench.files import canonical_json
+from smimbench.files import JsonObject, canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.labels import distinguish
 from smimbench.report.statistics import change_between
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.files import JsonObject
 
 LEVEL = 0.997
 """Level of the intervals by which a change is clear. At 0.9985, with half as many false alarms, they are a tenth wider."""

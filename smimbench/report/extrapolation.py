@@ -7,19 +7,15 @@ how far it is from theory, and the extrapolation whether that is a correction or
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from smimbench.files import canonical_json
+from smimbench.files import JsonObject, canonical_json
 from smimbench.numerics.size_laws import SECOND, Extrapolation, extrapolate, pooled_errors
 from smimbench.numerics.statistics import normal_score
 from smimbench.report.labels import grouped, summed_statuses
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.files import JsonObject
 
 ONE_SAMPLE = 4.0
 """Allowance for matrices from few samples, in units of one of them: ``1 / n = 1 / (alpha d^2)`` is of second order, and a ratio

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.labels import grouped, letter_of
 from smimbench.report.style import MARKERS, line_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.suite.cells import Suite
+from smimbench.suite.cells import Suite
 
 
 def size_charts(suite: Suite, entries: Sequence[JsonObject]) -> list[Chart]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from smimbench.files import canonical_json
+from smimbench.files import JsonObject, canonical_json
 from smimbench.run.external import ELSEWHERE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from smimbench.files import JsonObject
 
 
 def without_versions(spec: Mapping[str, Any]) -> JsonObject:

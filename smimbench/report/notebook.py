@@ -6,20 +6,17 @@ import html
 import importlib
 import importlib.util
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from smimbench.files import JsonObject
 from smimbench.report.columns import Column, html_table
 from smimbench.report.verdict import verdict_line, verdicts
 from smimbench.run.external import scores_of
 from smimbench.run.store import settings_under, why_none
 from smimbench.suite import SuiteError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from smimbench.files import JsonObject
 
 ROW: list[str | Column] = [
     "problem", "algorithm", "alpha", "D", "metric", "component", "n", "mean ± s.e.m.", "predicted", "z", "optimal",

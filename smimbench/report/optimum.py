@@ -6,18 +6,15 @@ b is known in closed form, or measured from runs, on the same grid, of a shipped
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from smimbench.files import JsonObject
+from smimbench.interfaces import Host
 from smimbench.numerics.size_laws import SECOND, penalised, pooled_errors
 from smimbench.report.prediction import FINITE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Host
 
 LIMIT = "limit"
 """Where the optimum is from if nothing is known but its limit."""

@@ -5,7 +5,9 @@ are what they say, by their values, by theory that is solved again, and by a sam
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +22,7 @@ from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.run.verification import ELSEWHERE, ROUNDED, Verification, differences, untimed
 from smimbench.suite import SuiteError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from smimbench.suite.cells import Suite
+from smimbench.suite.cells import Suite
 
 FORMAT = 2
 """Layout of the file; raised when older readers could not understand it."""

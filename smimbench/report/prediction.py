@@ -8,20 +8,17 @@ of the false alarms, N being their number, and so has the mean over the sample r
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from smimbench.files import JsonObject
 from smimbench.numerics.size_laws import SECOND, penalised, pooled_errors
 from smimbench.numerics.statistics import normal_score, quantile
 from smimbench.registry.metrics import find_metric
 from smimbench.report.labels import grouped, place
 from smimbench.report.statistics import ZERO
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from smimbench.files import JsonObject
 
 LEVEL = 0.01
 """Probability that an algorithm that does just what its theory says is told no. Halved, deviations have to be 5% larger."""

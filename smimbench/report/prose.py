@@ -9,13 +9,10 @@ import functools
 import re
 import textwrap
 import unicodedata
+from collections.abc import Callable, Iterator
 from html.entities import html5
-from typing import TYPE_CHECKING
 
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _NAMED = {
     "infty": "∞", "cdot": "·", "to": "→", "partial": "∂", "dots": "…", "ldots": "…", "quad": "  ", "qquad": "    ", "varphi": "φ",

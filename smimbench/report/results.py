@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from smimbench.files import JsonObject
+from smimbench.problem.problem import Problem
 from smimbench.report.best_of import best_of
 from smimbench.report.extrapolation import extrapolated_rows
+from smimbench.report.optimum import Optimum
 from smimbench.report.rows import Rows, error_rows, find_optima, paired, scored_rows
 from smimbench.report.theory_document import asks_predictions
 from smimbench.report.verdict import summary, verdicts
 from smimbench.run.campaign import other_versions
-from smimbench.run.store import settings_folder, theory_folder
+from smimbench.run.store import Store, settings_folder, theory_folder
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.run.theory_guard import GuardedTheory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.problem.problem import Problem
-    from smimbench.report.optimum import Optimum
-    from smimbench.run.store import Store
-    from smimbench.run.theory_cache import TheoryCache
-    from smimbench.suite.cells import Suite
+from smimbench.suite.cells import Suite
 
 
 class Results:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend.roofline import fraction
 from smimbench.files import JsonObject
+from smimbench.interfaces import Host
 from smimbench.numerics.statistics import quantile
 from smimbench.run.loop import READINGS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from smimbench.interfaces import Host
 
 Record = JsonObject
 Trajectory = JsonObject

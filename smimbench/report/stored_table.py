@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pydantic
 from pydantic import Field
 
+from smimbench.files import JsonObject
 from smimbench.report.statistics import EPSILONS
 from smimbench.run.record import Number, Open, check_model
-
-if TYPE_CHECKING:
-    from smimbench.files import JsonObject
 
 Text = Annotated[str, Field(max_length=100_000)]
 Component = Annotated[int, Field(ge=1)] | None

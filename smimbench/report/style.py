@@ -9,19 +9,15 @@ import itertools
 import math
 import textwrap
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.files import printable, write_atomically
+from smimbench.files import JsonObject, printable, write_atomically
 from smimbench.report.text_files import csv_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from smimbench.files import JsonObject
-    from smimbench.suite.cells import Suite
+from smimbench.suite.cells import Suite
 
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
 """Widths in inches that journals print figures at; doubled, letters are too small to read in print."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from smimbench.files import JsonObject
@@ -13,12 +15,6 @@ from smimbench.registry.metrics import find_metric
 from smimbench.report.columns import SHORT, Column, make_table, marked_z, measured, number, percent, seconds, uncertain
 from smimbench.report.labels import grouped, letter_of, of_largest_dimension, place
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from rich.console import RenderableType
-
 
 Rows = list[JsonObject]
 Columns = list[str | Column]

@@ -6,15 +6,11 @@ import csv
 import html
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from smimbench.files import printable
+from smimbench.files import JsonObject, printable
 from smimbench.report.columns import number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from smimbench.files import JsonObject
 
 _ROW = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from smimbench.files import error_line
-from smimbench.problem.problem import ProblemError
+from smimbench.files import JsonObject, error_line
+from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh, own_point, planned_ratio
 from smimbench.run.theory_cache import Kept, Progress, TheoryCache
 from smimbench.run.theory_guard import is_third_party, solve_in_processes
+from smimbench.suite.cells import Cell, ProblemPlan, Suite
 from smimbench.theory.verification import RESOLVE, verify_point
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.problem.problem import Problem
-    from smimbench.suite.cells import Cell, ProblemPlan, Suite
 
 
 class Stage(NamedTuple):

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from smimbench.files import JsonObject
 from smimbench.report.columns import Column, make_table, number, one_digit
 from smimbench.report.labels import grouped
 from smimbench.report.tables import Columns
 from smimbench.report.theory_document import LARGEST_Z
 from smimbench.theory.verification import MOST, SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import RenderableType
-
-    from smimbench.files import JsonObject
 
 ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 VALUES: Columns = ["component", "MSE", "error", "in alpha", "overlap"]

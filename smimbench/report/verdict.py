@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +15,6 @@ from smimbench.report.columns import number, ratio_words, seconds
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place, summed_statuses
 from smimbench.report.prediction import agreement, is_below_optimum
 from smimbench.report.statistics import ZERO, change_between, mean_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 PREDICTED = {
     "yes": "matches its prediction",

@@ -12,35 +12,28 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
-from smimbench.files import canonical_json, remove_leftovers
+from smimbench.files import JsonObject, canonical_json, remove_leftovers
 from smimbench.problem.problem import CODE, SECRET, ProblemError
 from smimbench.registry.registry import KINDS, get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, Shard, cells_of_shard, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
-from smimbench.run.executor import NO_LIMITS, Limits
+from smimbench.run.executor import NO_LIMITS, Limits, OnLook
 from smimbench.run.processes import Claims, in_processes
 from smimbench.run.store import Store, asked, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryError
 from smimbench.run.theory_guard import GuardedTheory, is_third_party
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import key_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.run.executor import OnLook
-    from smimbench.suite.cells import Cell, Suite
-
+from smimbench.suite.cells import Cell, Suite, key_of
 
 SEED = "seed"
 """File with the seed of a run whose seed is secret."""

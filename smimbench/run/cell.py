@@ -9,7 +9,8 @@ import signal
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,24 +19,18 @@ from smimbench.backend.device import Backend, BackendError, get_backend
 from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
-from smimbench.files import canonical_json, error_line, error_place, printable
+from smimbench.files import JsonObject, canonical_json, error_line, error_place, printable
+from smimbench.interfaces import Start
 from smimbench.problem.instance import Instance
 from smimbench.registry.adapters import refusal
 from smimbench.registry.metrics import metrics_of_accounts
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
 from smimbench.run.examiner import Examiner, forget_instance
-from smimbench.run.loop import Status, metered, planned, run_algorithm, running
+from smimbench.run.loop import FreshSamples, Status, metered, planned, run_algorithm, running
 from smimbench.run.record import LONGEST, check_types, new_record, plain
 from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Start
-    from smimbench.run.loop import FreshSamples
 
 MOST_TRIES = 6
 """Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""

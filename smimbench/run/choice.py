@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from smimbench.files import JsonObject
 from smimbench.run.loop import Status
-
-if TYPE_CHECKING:
-    from smimbench.files import JsonObject
 
 LOST = (Status.DIVERGED, Status.FAILED)
 """How runs end that have no estimate."""

@@ -12,22 +12,18 @@ import queue
 import threading
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smimbench.backend import machine
 from smimbench.backend.device import BackendError
-from smimbench.files import error_line, unless
+from smimbench.files import JsonObject, error_line, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import NO_LIMITS, Executor, Limits
 from smimbench.run.processes import cell_task, record_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.suite.cells import Cell
+from smimbench.suite.cells import Cell
 
 PATIENCE = 60.0
 """Seconds without a scheduler, or without any worker that could run what is left; doubled, a cluster that is gone is noticed that

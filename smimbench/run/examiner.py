@@ -7,29 +7,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import to_host
-from smimbench.backend.device import get_backend
+from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.streaming import DrawnInputs
-from smimbench.files import attempt, canonical_json, error_line
-from smimbench.interfaces import Start
+from smimbench.files import JsonObject, attempt, canonical_json, error_line
+from smimbench.interfaces import Array, Host, Overlaps, Start
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, ProblemError, seed_sequence
-from smimbench.suite.cells import build_problem
+from smimbench.suite.cells import Cell, build_problem
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smimbench.backend.device import Backend
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Array, Host, Overlaps
-    from smimbench.suite.cells import Cell
-
-    Ask = Callable[..., Any]
+Ask = Callable[..., Any]
 
 INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""

@@ -18,23 +18,19 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil
 
-from smimbench.files import printable, unless
+from smimbench.files import JsonObject, printable, unless
 from smimbench.run.loop import STILL, Status, read_beat
 from smimbench.run.record import LONGEST
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from smimbench.files import JsonObject
-
-    Events = queue.Queue[tuple["_Worker", bytes | None]]
-    OnLook = Callable[[list["Underway"]], None]
+Events = queue.Queue[tuple["_Worker", bytes | None]]
+OnLook = Callable[[list["Underway"]], None]
 
 RESERVE = 0.03
 """Part of the memory of the machine that stays free; doubled, a process that takes it all is ended that much earlier."""

@@ -5,28 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend import machine
-from smimbench.files import attempt, canonical_json, error_line, read_npz, write_atomically
+from smimbench.files import JsonObject, attempt, canonical_json, error_line, read_npz, write_atomically
+from smimbench.interfaces import Array
+from smimbench.problem.instance import Instance
 from smimbench.problem.problem import CODE
 from smimbench.run.loop import Status
 from smimbench.run.record import new_record
 from smimbench.run.store import Store
 from smimbench.suite import SuiteError
+from smimbench.suite.cells import ProblemPlan, Suite
 from smimbench.suite.overrides import selects
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Array
-    from smimbench.problem.instance import Instance
-    from smimbench.suite.cells import ProblemPlan, Suite
 
 ELSEWHERE = "elsewhere"
 """The backend of an estimate that was not made here."""

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smimbench.files import unless
+from smimbench.files import JsonObject, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.examiner import TeacherServer
-from smimbench.run.executor import NO_LIMITS, Ended, Executor, Limits, Task
+from smimbench.run.executor import NO_LIMITS, Ended, Executor, Limits, OnLook, Task, Underway
 from smimbench.run.record import check_types
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.run.executor import OnLook, Underway
-    from smimbench.suite.cells import Cell
+from smimbench.suite.cells import Cell
 
 STALE = 60.0
 """Seconds after which an untouched claim belongs to nobody; doubled, the cells of a killed run are taken up that much later."""

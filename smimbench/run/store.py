@@ -18,23 +18,18 @@ import re
 import shlex
 import uuid
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.files import StoreError, read_json, read_npz, sync_folder, unless, write_atomically
+from smimbench.files import JsonObject, StoreError, read_json, read_npz, sync_folder, unless, write_atomically
+from smimbench.interfaces import Array
 from smimbench.run.record import FORMAT, SharedDocument, check_model, check_record, digest_of, plain, sealed, text_of
+from smimbench.suite.cells import Suite
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Array
-    from smimbench.suite.cells import Suite
-
-    Columns = dict[str, Array]
+Columns = dict[str, Array]
 
 LONG = 300
 """Iterations above which a trajectory goes to a file of its own; doubled, records get twice as long to read as text."""

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from smimbench.files import canonical_json, printable
-from smimbench.problem.problem import ProblemError
+from smimbench.files import JsonObject, canonical_json, printable
+from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.executor import Ended, Executor, Limits, Task
 from smimbench.run.record import LONGEST
 from smimbench.run.theory_cache import Progress, TheoryCache, TheoryError
 from smimbench.theory.predictions import independent_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from smimbench.files import JsonObject
-    from smimbench.problem.problem import Problem
 
 PATIENCE = 900.0
 """Seconds without any new number after which theory is given up; doubled, one that never returns is noticed that much later."""

@@ -6,12 +6,14 @@ Records of trials lie in ``results/SUITE/tuning``, each finished search in ``cho
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smimbench.files import read_json, write_atomically
+from smimbench.files import JsonObject, read_json, write_atomically
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.seeds import TUNING
 from smimbench.problem.problem import specification
@@ -22,17 +24,9 @@ from smimbench.run.choice import log_error
 from smimbench.run.record import SearchResult, check_model, digest_of, plain, sealed, text_of
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import Cell, key_of
+from smimbench.suite.cells import Cell, ProblemPlan, Suite, key_of
 from smimbench.suite.overrides import selects
-from smimbench.suite.settings import trials_of, with_setting, words_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
-
-    from smimbench.files import JsonObject
-    from smimbench.suite.cells import ProblemPlan, Suite
-    from smimbench.suite.settings import Setting
+from smimbench.suite.settings import Setting, trials_of, with_setting, words_of
 
 
 @dataclass(frozen=True, eq=False)

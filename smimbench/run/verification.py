@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import machine
-from smimbench.files import canonical_json, error_line
+from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps
+from smimbench.problem.problem import Problem
 from smimbench.run.campaign import read_seed
 from smimbench.run.processes import in_processes
 from smimbench.run.record import check_answer, document_text, plain, read_answer, sealed, text_of
@@ -20,15 +23,8 @@ from smimbench.run.store import Store
 from smimbench.run.theory_cache import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.run.tuning import choice_file, read_choice, searches, tuning_store
+from smimbench.suite.cells import Cell, Suite
 from smimbench.theory.information import Evaluations
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from smimbench.files import JsonObject
-    from smimbench.problem.problem import Problem
-    from smimbench.suite.cells import Cell, Suite
 
 OTHER_TEXT = "its text is not what smimbench wrote, though its numbers are"
 

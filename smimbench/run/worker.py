@@ -16,16 +16,13 @@ import pickle
 import queue
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from smimbench.files import JsonObject
 from smimbench.run.executor import listen, send
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.files import JsonObject
 
 
 def main() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from smimbench.files import plain_value
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import get_registry
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 KINDS = ("model", "channel", "prior")
 """Items that a problem needs."""

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from smimbench.files import error_line, suggestion
+from smimbench.files import JsonObject, error_line, suggestion
 from smimbench.suite import SuiteError
 from smimbench.suite.schema import Axes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from smimbench.files import JsonObject
 
 Condition = tuple[str, str]
 """Key and value of one ``--only``."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from smimbench.interfaces.checks import LARGEST
 from smimbench.problem.problem import DEFAULT_INPUTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 T = TypeVar("T")
 STARTS = ("uninformed", "informed")

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import difflib
 import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.item import gives, with_defaults
@@ -38,9 +39,6 @@ from smimbench.testing.core import (
     Outcome,
     run_check,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "FALSE_ALARM",

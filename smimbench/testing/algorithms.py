@@ -9,22 +9,24 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from smimbench.backend.arrays import to_host
-from smimbench.backend.device import get_backend
-from smimbench.interfaces import Info
+from smimbench.backend.device import Backend, get_backend
+from smimbench.interfaces import Array, Data, Info
 from smimbench.problem.instance import Instance
+from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import parameters_of
 from smimbench.registry.registry import using
-from smimbench.testing.context import OverlayRegistry
+from smimbench.testing.context import CheckContext, OverlayRegistry
 from smimbench.testing.core import (
     CheckFailed,
     CheckSkipped,
@@ -35,14 +37,6 @@ from smimbench.testing.core import (
     in_single_precision,
     published,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from smimbench.backend.device import Backend
-    from smimbench.interfaces import Array, Data
-    from smimbench.problem.problem import Problem
-    from smimbench.testing.context import CheckContext
 
 STEPS, LONGEST = 3, 20
 """Iterations that most checks look at, and those that let an algorithm learn."""

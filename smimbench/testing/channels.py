@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from smimbench.derive import predict
 from smimbench.derive.labels import is_noisy, observable, symmetry_of_labels
-from smimbench.interfaces import SYMMETRIES
+from smimbench.interfaces import SYMMETRIES, Array
 from smimbench.interfaces.checks import checked_posterior
+from smimbench.testing.context import CheckContext
 from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, each_model, expect_array, published
 from smimbench.theory.consistency import require_likelihood
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smimbench.interfaces import Array
-    from smimbench.testing.context import CheckContext
 
 OVERLAP, ERROR = 0.8, 0.4
 """Overlap and error of a component; any such numbers do."""

@@ -6,21 +6,26 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import to_host
+from smimbench.backend.device import Backend
 from smimbench.files import attempt, canonical_json, error_line
-from smimbench.interfaces import ParameterError, Prior
+from smimbench.interfaces import Array, ParameterError, Prior
 from smimbench.interfaces.item import gives
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import KINDS, get_registry, what_is_wrong
 from smimbench.testing import algorithms, channels, inputs, models, priors
+from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
+    Call,
     CheckFailed,
+    Draw,
     elsewhere,
     expect_array,
     expect_pure,
@@ -28,14 +33,6 @@ from smimbench.testing.core import (
     private_randomness,
     published,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smimbench.backend.device import Backend
-    from smimbench.interfaces import Array
-    from smimbench.testing.context import CheckContext
-    from smimbench.testing.core import Call, Draw
 
 DTYPES = ("float64", "float32", "mixed")
 

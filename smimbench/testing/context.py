@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +23,6 @@ from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, s
 from smimbench.registry.registry import BASES, BUILT_IN, KINDS, Entry, get_registry, using
 from smimbench.testing.core import CheckError, CheckFailed, CheckSkipped, capabilities_of
 from smimbench.theory.consistency import require_consistent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 TOKENS = (2, 1, 3, 4)
 """Numbers of tokens that are tried, in this order, until an item takes one."""

@@ -11,9 +11,10 @@ import time
 import traceback
 import unittest
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import array_api_compat
 import numpy as np
@@ -21,12 +22,7 @@ import numpy as np
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import Backend
 from smimbench.files import ForeseenError, error_line
-from smimbench.interfaces import Capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from smimbench.interfaces import Array
+from smimbench.interfaces import Array, Capabilities
 
 FALSE_ALARM = 1e-4
 """Upper bound of the probability that a right item fails one check with another seed."""

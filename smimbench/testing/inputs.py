@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from smimbench.interfaces import Array
 from smimbench.problem.instance import fill
+from smimbench.testing.context import CheckContext
 from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, expect_array, expect_mean, published
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smimbench.interfaces import Array
-    from smimbench.testing.context import CheckContext
 
 inputs_check = partial(published, ("inputs",), cases=lambda context: [(context.item,)])
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend.device import get_backend
+from smimbench.files import JsonObject
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
+from smimbench.problem.problem import Problem
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.run.loop import Status, run_algorithm
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.schema import RunOptions
+from smimbench.testing.context import CheckContext
 from smimbench.testing.core import CheckFailed, CheckSkipped, expect_value, published
 from smimbench.theory.limit import own_document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smimbench.files import JsonObject
-    from smimbench.problem.problem import Problem
-    from smimbench.testing.context import CheckContext
 
 PLACES = {"extensive": ("softmax", 0.16, {28: 12, 40: 8, 56: 6}), "low": ("linear", 0.35, {40: 24, 80: 16, 160: 12})}
 """By rank: channel (the first that fits where an algorithm refuses it), sample ratio, and the runs at each dimension. No

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import NotMeasured
+from smimbench.interfaces import Array, NotMeasured
+from smimbench.problem.instance import Instance
 from smimbench.registry.metrics import is_worse, theory_of
+from smimbench.testing.context import CheckContext
 from smimbench.testing.core import CheckFailed, CheckSkipped, published
 from smimbench.theory.information import prior_moments
 from smimbench.theory.types import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smimbench.interfaces import Array
-    from smimbench.problem.instance import Instance
-    from smimbench.testing.context import CheckContext
 
 DIMENSION = 12
 """D of the instances; doubled, the checks cost four times as much for matrices and say the same."""

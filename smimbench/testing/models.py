@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from smimbench.testing.context import shipped
+from smimbench.interfaces import Array
+from smimbench.testing.context import CheckContext, shipped
 from smimbench.testing.core import Call, CheckFailed, Draw, expect_array, expect_mean, published
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smimbench.interfaces import Array
-    from smimbench.testing.context import CheckContext
 
 model_check = partial(published, ("model",), cases=lambda context: [(context.item,)])
 

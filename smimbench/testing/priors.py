@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import Prior
+from smimbench.interfaces import Array, Prior
 from smimbench.interfaces.item import gives
+from smimbench.testing.context import CheckContext
 from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, expect_array, published
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smimbench.interfaces import Array
-    from smimbench.testing.context import CheckContext
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Any, Any, int]]:

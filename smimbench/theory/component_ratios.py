@@ -6,11 +6,13 @@ A component that is not learned (``Q_aa`` at its lowest value) is stable below `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smimbench.interfaces import Host
+from smimbench.problem.problem import Problem
 from smimbench.theory.information import (
     diagonals,
     information_at,
@@ -21,12 +23,6 @@ from smimbench.theory.information import (
     susceptibility_at,
 )
 from smimbench.theory.types import NOTHING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.interfaces import Host
-    from smimbench.problem.problem import Problem
 
 ROOT = 0.02
 """Shift of the coordinate of a component, in log(1 + Qhat). At 0 errors of 4e-3 with 11 nodes of two layers, not 4e-4."""

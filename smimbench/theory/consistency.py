@@ -15,8 +15,9 @@ reported.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,21 +25,15 @@ from smimbench.derive.labels import is_noisy
 from smimbench.derive.prior import why_theory_only
 from smimbench.derive.sampled_information import POINTS, SCRAMBLES, sampled_moments
 from smimbench.files import attempt, error_line
-from smimbench.interfaces import Posterior, Uncertain
+from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import DETECTED, FEWEST_EFFECTIVE, controlled_mean, effective_sample_size
-from smimbench.problem.problem import ProblemError
+from smimbench.problem.problem import Problem, ProblemError
 from smimbench.theory.generalization import KINDS, sampled_errors
 from smimbench.theory.information import inverse_map, overlap_error_at, prior_moments
 from smimbench.theory.types import NOTHING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smimbench.interfaces import Array, Host
-    from smimbench.problem.problem import Problem
 
 KNOWN, INFORMATION = (0.3, 0.8, 0.999), (0.5, 5.0, 500.0)
 """Where items are tested: the known part of the second moment for channels, Qhat in units of the prior's inverse variance for

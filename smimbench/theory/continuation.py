@@ -20,19 +20,16 @@ falls along the curve branches compete.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smimbench.interfaces import Host
+from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import perfect_limit
 from smimbench.theory.curve_stages import Corrector, Node, Stage, change, lengths, polynomial
 from smimbench.theory.information import Evaluations, diagonals, information_at
 from smimbench.theory.types import NOTHING, Bifurcation
-
-if TYPE_CHECKING:
-    from smimbench.interfaces import Host
-    from smimbench.problem.problem import Problem
 
 MOST_FITTED = 4
 """Conditions by which a curve of sampled nodes is continued; doubled, their noise is amplified more than bends are met."""

@@ -6,19 +6,23 @@ sample ratio by itself. Components that do not mix are learned one after the oth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.derive.sampled_information import SCRAMBLES
+from smimbench.files import JsonObject
+from smimbench.interfaces import Host
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import controlled_mean
+from smimbench.problem.problem import Problem
 from smimbench.theory.curve import (
     HELD,
     NEVER,
@@ -31,13 +35,6 @@ from smimbench.theory.curve import (
 from smimbench.theory.information import information_at, is_sampled, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, exponential, is_same_fixed_point
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Host
-    from smimbench.problem.problem import Problem
 
 INFORMED, KNOWN = 1e2, 1e16
 """Qhat at which the informed branch starts, for an error of zero that is unstable grows by the same factor a step; and that of a

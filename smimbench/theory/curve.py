@@ -11,11 +11,14 @@ equal areas), and need no normaliser of the channel. The larger one wins.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smimbench.files import JsonObject
+from smimbench.interfaces import Host
+from smimbench.problem.problem import Problem
 from smimbench.theory.information import (
     diagonals,
     information_at,
@@ -25,13 +28,6 @@ from smimbench.theory.information import (
     prior_moments,
 )
 from smimbench.theory.types import HardPhase, Prediction, Threshold
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Host
-    from smimbench.problem.problem import Problem
 
 HELD = "learned from alpha = 0 on, because the prior mean already has an overlap"
 NEVER = "labels carry no information about a signal without an overlap, at any alpha"

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
+from smimbench.files import JsonObject
+from smimbench.interfaces import Host
 from smimbench.numerics.memo import kept
+from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.curve import HELD, NEVER, Curve, branch_ends, perfect_prediction, threshold_document
-from smimbench.theory.curve_stages import lengths
+from smimbench.theory.curve_stages import Stage, lengths
 from smimbench.theory.types import HardPhase, Prediction, Threshold
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Host
-    from smimbench.problem.problem import Problem
-    from smimbench.theory.curve_stages import Stage
 
 
 class FixedPointCurve(Continuation, Curve):

@@ -5,22 +5,17 @@ g_c^T``.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from smimbench.derive.sampled_information import sampled_moments
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import Array, Host, Model, Uncertain
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.memo import kept
-from smimbench.problem.problem import ProblemError
+from smimbench.problem.problem import Problem, ProblemError
 from smimbench.theory.types import NOTHING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host, Model
-    from smimbench.problem.problem import Problem
 
 
 def is_sampled(method: str) -> bool:

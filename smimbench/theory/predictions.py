@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
+from smimbench.files import JsonObject
+from smimbench.interfaces import Uncertain
 from smimbench.numerics.memo import kept
+from smimbench.problem.problem import Problem
 from smimbench.theory.coupled import CoupledCurve
+from smimbench.theory.curve import Curve
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.scalar import ScalarCurve
-from smimbench.theory.types import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Uncertain
-    from smimbench.problem.problem import Problem
-    from smimbench.theory.curve import Curve
-    from smimbench.theory.types import Prediction
+from smimbench.theory.types import Prediction, plain
 
 TOGETHER = 4
 """Nodes of a sampled curve in one part for another process; doubled, processes idle longer at the end."""

@@ -8,18 +8,15 @@ is then found again, until the accurate map agrees there.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from smimbench.interfaces import Host, Uncertain
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
+from smimbench.problem.problem import Problem
 from smimbench.theory.information import diagonals, information_at, offers_rough, overlap_at, prior_moments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Host, Uncertain
-    from smimbench.problem.problem import Problem
 
 UNFINISHED = "iterations were not enough"
 BELOW_RESOLUTION = "information below resolution"

@@ -11,26 +11,22 @@ identity, so that its lowest and its highest fixed point are such multiples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import Uncertain
+from smimbench.files import JsonObject
+from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
+from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import HELD, NEVER, Curve, branch_ends, threshold_document
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Array, Host
-    from smimbench.problem.problem import Problem
 
 UNSURE = 0.5
 """Relative error of sampled information with which a curve ends; doubled, it ends later, at values that may be wrong."""

@@ -16,17 +16,21 @@ difference of Qhat means for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from smimbench.derive.labels import predict_twice
 from smimbench.derive.prior import why_theory_only
+from smimbench.files import JsonObject
+from smimbench.interfaces import Host, Posterior
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.numerics.statistics import DETECTED, FEWEST_EFFECTIVE, effective_sample_size
+from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.generalization import FAINT
 from smimbench.theory.information import (
@@ -38,13 +42,6 @@ from smimbench.theory.information import (
     prior_moments,
 )
 from smimbench.theory.types import NOTHING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Host, Posterior
-    from smimbench.problem.problem import Problem
 
 RESOLVE, SECONDS = 0.02, 10.0
 """Relative deviation of the error that every point should exclude, and the time that its draws may take. Half the deviation takes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import array_api_compat
 import numpy as np
@@ -13,11 +14,7 @@ import numpy as np
 from smimbench.backend.device import Backend, BackendError, Elapsed
 from smimbench.backend.prefetch import pinned_transfers
 from smimbench.files import attempt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host
+from smimbench.interfaces import Array, Host
 
 THREADS = 256
 """Threads of a block that draws normal numbers. Doubled (not measured): fewer blocks on a processor at once."""
