@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from smimbench.cli.options import Request
     from smimbench.files import JsonObject
-    from smimbench.report.theory_document import Stage
+    from smimbench.report.theory_document import OnStage, Stage
     from smimbench.run.campaign import Campaign
     from smimbench.run.executor import Underway
     from smimbench.run.theory_cache import Kept
@@ -142,7 +142,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
 
 
 @contextlib.contextmanager
-def theory_progress(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[Callable[[Stage], None]]:
+def theory_progress(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[OnStage]:
     """Report which theory is being solved; ``kept`` is called at Ctrl-C to say what has been stored.
 
     Raises

@@ -16,14 +16,14 @@ from smimbench.run.verification import Verification, differences
 from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from smimbench.report.results import Results
     from smimbench.suite.cells import Cell, Suite
 
 
-def obstacle(row: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+def obstacle(row: JsonObject, shared: JsonObject) -> str:
     """Why a row cannot be run again by anybody; empty if it can.
 
     Parameters
@@ -102,7 +102,7 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
     return with_summaries({**document, "rows": rows}), shared, left_out
 
 
-def verified(path: Path, rows: Sequence[JsonObject], shared: Mapping[str, Any], suite: Suite) -> Verification:
+def verified(path: Path, rows: Sequence[JsonObject], shared: JsonObject, suite: Suite) -> Verification:
     """Check that all rows can be run again by the code that is here, with all runs of the suite and the same settings."""
     found = Verification()
     places = grouped(suite.cells("numpy"), lambda cell: cell.place)

@@ -42,7 +42,7 @@ class Series:
 
     name: str
     columns: Mapping[str, Any]
-    about: Mapping[str, Any] | None = None
+    about: JsonObject | None = None
     kind: str = "line"
     color: Any = "black"
     style: Mapping[str, Any] = field(default_factory=dict)

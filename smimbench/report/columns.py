@@ -82,7 +82,7 @@ def marked_z(z: float | None, n: int | None) -> str:
     return signed(z, ".1f", 1000, ".0e") + ("?" if z is not None and n is not None and n < FEW else "")
 
 
-def statuses(row: Mapping[str, Any]) -> Text:
+def statuses(row: JsonObject) -> Text:
     """All statuses of a row (in color unless ok), and how many runs were still changing at their last step."""
     text = Text()
     for i, (name, count) in enumerate(sorted(row["status_counts"].items(), key=lambda kv: kv[0] != "ok")):
@@ -92,7 +92,7 @@ def statuses(row: Mapping[str, Any]) -> Text:
     return text
 
 
-def ratio_words(one: Mapping[str, Any]) -> str:
+def ratio_words(one: JsonObject) -> str:
     """Error divided by the optimal error, with its standard error if known; blank if there is none."""
     ratio, error = one["ratio_to_bayes"], one.get("ratio_error")
     if ratio is None or error is None:
@@ -106,17 +106,17 @@ def percent(value: float | None, form: str = ".0%") -> str:
     return "" if value is None else format(value, form)
 
 
-def _near(row: Mapping[str, Any], epsilon: str = "0.05") -> JsonObject:
+def _near(row: JsonObject, epsilon: str = "0.05") -> JsonObject:
     found: JsonObject = row["time_to_theory"][epsilon]
     return found
 
 
-def never(near: Mapping[str, Any]) -> str:
+def never(near: JsonObject) -> str:
     """Text in place of a time to reach the optimal error; blank if it is not known whether a run reached it."""
     return "" if near["fraction"] is None else "never"
 
 
-def _sized(row: Mapping[str, Any]) -> str:
+def _sized(row: JsonObject) -> str:
     if row["metric"] != "mse" or not row["bayes"]:
         return ""
     return LIMIT if row["optimum_source"] == LIMIT else number(row["optimum"])
@@ -126,25 +126,25 @@ def _of_peak(share: float | None, ceiling: str) -> str:
     return "" if share is None else f"{100 * share:.0f}% {'x' if ceiling == 'products' else 'r'}"
 
 
-def _z(row: Mapping[str, Any]) -> float | None:
+def _z(row: JsonObject) -> float | None:
     """Standardized distance from the prediction, or from the optimal value if there is no other prediction."""
     predicted = row.get("own_theory") is not None or row.get("no_theory")
     found: float | None = row.get("own_z") if predicted else row["z"]
     return found
 
 
-def _sequences(order: Mapping[str, Any]) -> str:
+def _sequences(order: JsonObject) -> str:
     return ", ".join(f"{' '.join(map(str, one['layers'])) or 'none'} ({one['runs']})" for one in order["sequences"][:3])
 
 
-def _last_over_first(order: Mapping[str, Any]) -> str:
+def _last_over_first(order: JsonObject) -> str:
     factor = order["factor"]
     if factor is None:
         return ""
     return f"{factor['mean']:.3g}" + ("" if factor["sem"] is None else f"±{factor['sem']:.2g}")
 
 
-def _change(entry: Mapping[str, Any]) -> str:
+def _change(entry: JsonObject) -> str:
     if entry["change_percent"] is None:
         return ""
     if entry["interval"] is None or not entry["before"]:
@@ -187,7 +187,7 @@ class Column(NamedTuple):
     unless_same: bool = False
     sorts: str = ""
 
-    def cell(self, row: Mapping[str, Any]) -> str | Text:
+    def cell(self, row: JsonObject) -> str | Text:
         """Text of the cell of a row."""
         return self.text(*map(row.get, self.fields.split())) if self.fields else self.text(row)
 

@@ -16,7 +16,7 @@ from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
@@ -108,7 +108,7 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
     return Line(*(np.concatenate(part) for part in zip(*parts)))
 
 
-def named_thresholds(found: Mapping[str, Any], word: str = "component") -> list[tuple[str, JsonObject | None]]:
+def named_thresholds(found: JsonObject, word: str = "component") -> list[tuple[str, JsonObject | None]]:
     """Names and entries of all thresholds; None where there is none."""
     perfect = found.get("perfect_recovery") or {}
     informed = perfect.get("informed")
@@ -121,7 +121,7 @@ def named_thresholds(found: Mapping[str, Any], word: str = "component") -> list[
     ]
 
 
-def threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[tuple[float, str]]:
+def threshold_marks(found: JsonObject, word: str = "component") -> list[tuple[float, str]]:
     """Sample ratios and names of all known thresholds; each once, by its first name."""
     marks: list[tuple[float, str]] = []
     for name, entry in named_thresholds(found, word):
@@ -131,9 +131,7 @@ def threshold_marks(found: Mapping[str, Any], word: str = "component") -> list[t
     return marks
 
 
-def theory_series(
-    line: Line, name: str, color: str, dashes: Any, about: Mapping[str, Any], algorithm: str = ""
-) -> Series:
+def theory_series(line: Line, name: str, color: str, dashes: Any, about: JsonObject, algorithm: str = "") -> Series:
     """A line with a band of its numerical error; horizontal bars for one or two points, alone or between two gaps."""
     if len(line.alpha) < 3:
         style = {"marker": "_", "s": 60 if algorithm else 250, "linewidths": 1.5, "zorder": 2}

@@ -11,7 +11,7 @@ from smimbench.files import JsonObject, canonical_json
 from smimbench.run.external import ELSEWHERE
 
 
-def without_versions(spec: Mapping[str, Any]) -> JsonObject:
+def without_versions(spec: JsonObject) -> JsonObject:
     """Description of an item, or of several by kind, without versions, so that a fix does not count as another item."""
     return {
         key: without_versions(value) if isinstance(value, dict) else value
@@ -20,7 +20,7 @@ def without_versions(spec: Mapping[str, Any]) -> JsonObject:
     }
 
 
-def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def place(row: JsonObject) -> tuple[Any, ...]:
     """What a row is about, apart from metric and component: problem, algorithm, backend and grid point."""
     return tuple(row[key] for key in ("problem", "algorithm", "backend", "alpha", "dimension"))
 
@@ -36,7 +36,7 @@ def of_largest_dimension(rows: Iterable[JsonObject]) -> list[JsonObject]:
     return [row for row in rows if row["dimension"] == largest[point(row)]]
 
 
-def reason_of(record: Mapping[str, Any], near: str | None = None) -> str:
+def reason_of(record: JsonObject, near: str | None = None) -> str:
     """How a run ended, why, where in which file if it failed, and ``near`` which threshold if it did not converge."""
     where = f" ({record['where']})" if record.get("where") else ""
     there = f"; {near}" if near and record["status"] == "not-converged" else ""
@@ -57,7 +57,7 @@ def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[An
     return found
 
 
-def summed_statuses(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def summed_statuses(rows: Iterable[JsonObject]) -> dict[str, int]:
     """Number of runs per status, summed over these rows."""
     statuses: Counter[str] = Counter()
     for row in rows:
@@ -65,7 +65,7 @@ def summed_statuses(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return dict(statuses)
 
 
-def names_with_backend(rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
+def names_with_backend(rows: Sequence[JsonObject]) -> Callable[[JsonObject], str]:
     """Names of the algorithms of rows, with the backend if rows of several backends are shown together.
 
     An estimate from elsewhere has none; it is told apart only from an algorithm of the same name that was run here.
@@ -73,7 +73,7 @@ def names_with_backend(rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[s
     several = len({row["backend"] for row in rows} - {ELSEWHERE}) > 1
     here = {row["algorithm"] for row in rows if row["backend"] != ELSEWHERE}
 
-    def name(row: Mapping[str, Any]) -> str:
+    def name(row: JsonObject) -> str:
         apart = row["algorithm"] in here if row["backend"] == ELSEWHERE else several
         return f"{row['algorithm']}@{row['backend']}" if apart else str(row["algorithm"])
 
@@ -90,7 +90,7 @@ def letter(model: Any) -> str:
     return "d" if model.rank == "extensive" else "D"
 
 
-def letter_of(rows: Iterable[Mapping[str, Any]]) -> str:
+def letter_of(rows: Iterable[JsonObject]) -> str:
     """Letter for the dimension of rows: that of their model, or D if models differ or are unknown."""
     found = {row.get("dimension_letter") for row in rows}
     return str(found.pop() or "D") if len(found) == 1 else "D"
@@ -115,14 +115,14 @@ def distinguish(rows: Sequence[JsonObject]) -> list[JsonObject]:
     return found
 
 
-def _flat(table: Mapping[str, Any], before: str = "") -> JsonObject:
+def _flat(table: JsonObject, before: str = "") -> JsonObject:
     flat: JsonObject = {}
     for key, value in table.items():
         flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
     return flat
 
 
-def _difference(same: Mapping[str, Mapping[str, Any]], own: str) -> str:
+def _difference(same: Mapping[str, JsonObject], own: str) -> str:
     """Text `` (channel.beta=2)``: the parameters in which one item differs from another of the same label."""
     keys = {key for flat in same.values() for key in flat}
     differing = sorted(k for k in keys if len({repr(flat.get(k)) for flat in same.values()}) > 1)

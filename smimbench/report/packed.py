@@ -5,7 +5,7 @@ are what they say, by their values, by theory that is solved again, and by a sam
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class _Packed(Open):
     places: list[_Place]
 
 
-def write_packed(path: Path, document: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+def write_packed(path: Path, document: JsonObject, shared: JsonObject) -> None:
     """Write a table (what ``show --json`` prints) and ``run.json`` into one file.
 
     What all rows of one place (problem, algorithm, backend, sample ratio, dimension) have in common is written once. What follows
@@ -135,14 +135,7 @@ def _begins_as_packed(path: Path) -> bool:
 
 
 def verify_packed(
-    path: Path,
-    rows: Sequence[JsonObject],
-    shared: Mapping[str, Any],
-    suite: Suite,
-    *,
-    cells: int,
-    seed: int,
-    theory: bool,
+    path: Path, rows: Sequence[JsonObject], shared: JsonObject, suite: Suite, *, cells: int, seed: int, theory: bool
 ) -> dict[str, Verification]:
     """Check rows of a file whose digest is sound, against the suite that its ``run.json`` describes."""
     here = shared["fingerprint"] == machine.fingerprint() and shared["versions"] == machine.versions()

@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smimbench.report.charts import page_figures
 from smimbench.report.columns import columns_document, html_environment, html_table, number, ratio_words, seconds
@@ -18,7 +18,7 @@ from smimbench.report.verdict import prediction_words, summary, tied_words, verd
 from smimbench.run.store import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
@@ -82,12 +82,12 @@ def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -
     )  # fmt: skip
 
 
-def _about(problem: str, algorithm: str, row: Mapping[str, Any]) -> dict[str, str]:
+def _about(problem: str, algorithm: str, row: JsonObject) -> dict[str, str]:
     """Attributes of a table row that the page's filters read."""
     return {"data-problem": problem, "data-algorithm": algorithm, "data-status": " ".join(row["status_counts"])}
 
 
-def _contender_table(verdict: Mapping[str, Any]) -> str:
+def _contender_table(verdict: JsonObject) -> str:
     columns, problem = [*CONTENDER[:-1], "iter.", CONTENDER[-1]], verdict["problem"]
     return html_table(columns, verdict["contenders"], lambda one: _about(problem, one["algorithm"], one))
 
@@ -98,14 +98,14 @@ def _shown(verdict: JsonObject) -> JsonObject:
     return {**verdict, "best": best, **words, "ties": tied_words(verdict), "line": verdict_line(verdict)}
 
 
-def _when(shared: Mapping[str, Any]) -> str:
+def _when(shared: JsonObject) -> str:
     written = shared.get("written")
     if not written:
         return ""
     return f"Run on {datetime.datetime.fromtimestamp(written, datetime.UTC):%Y-%m-%d %H:%M} UTC."
 
 
-def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: Mapping[str, Any]) -> dict[str, str]:
+def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: JsonObject) -> dict[str, str]:
     """Software and machine that made the numbers."""
 
     def listed(part: str) -> str:
@@ -124,7 +124,7 @@ def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: Mapping[str, An
     }
 
 
-def _reproduce(suite: Suite, shared: Mapping[str, Any]) -> str:
+def _reproduce(suite: Suite, shared: JsonObject) -> str:
     # "-dirty" marks a checkout with changes of its own; Git knows the commit below it.
     commit = (shared.get("git_commit") or "").removesuffix("-dirty")
     run = f"smimbench run {suite.name} {options_of(suite)}".strip()

@@ -18,7 +18,7 @@ from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from smimbench.files import JsonObject
     from smimbench.report.results import Results
@@ -83,7 +83,7 @@ def performance(results: Results) -> list[JsonObject]:
     ]
 
 
-def share_within(entries: Sequence[Mapping[str, Any]], axis: str, end: float = math.inf) -> dict[str, tuple[Any, Any]]:
+def share_within(entries: Sequence[JsonObject], axis: str, end: float = math.inf) -> dict[str, tuple[Any, Any]]:
     """Share of entries that are at most so large, by algorithm: sorted finite abscissae up to ``end``, and shares."""
     curves = {}
     for name, own in grouped(entries, lambda e: e["algorithm"]).items():

@@ -18,7 +18,7 @@ from smimbench.suite import SuiteError
 from smimbench.suite.reader import shipped_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from smimbench.files import JsonObject
@@ -184,7 +184,7 @@ def figure_chart(
         curve, plan = part.curve, part.plans[0]
         key = curve.component if len(suite.plans) == 1 or part.is_threshold else plan.label
         color = colors.setdefault(key, COLORS[len(colors) % len(COLORS)])
-        place: Mapping[str, Any] = {"what": "ours", "curve": part.label}
+        place: JsonObject = {"what": "ours", "curve": part.label}
         if curve.algorithm:
             style = {"marker": look[curve.algorithm].marker, "s": 18}
             series.append(Series(part.label, ours._asdict(), place, "marks", color, style, curve.algorithm))

@@ -10,8 +10,7 @@ from smimbench.files import JsonObject
 from smimbench.problem.problem import Problem
 from smimbench.report.best_of import best_of
 from smimbench.report.extrapolation import extrapolated_rows
-from smimbench.report.optimum import Optimum
-from smimbench.report.rows import Rows, error_rows, find_optima, paired, scored_rows
+from smimbench.report.rows import Optima, Rows, error_rows, find_optima, paired, scored_rows
 from smimbench.report.theory_document import asks_predictions
 from smimbench.report.verdict import summary, verdicts
 from smimbench.run.campaign import other_versions
@@ -57,7 +56,7 @@ class Results:
         return scored_rows(self.suite, self.store, self.cache, self.optima)
 
     @cached_property
-    def optima(self) -> dict[tuple[str, float, int], Optimum]:
+    def optima(self) -> Optima:
         """The Bayes-optimal error at finite size, where it is known."""
         return find_optima(self.pairs, self.suite, self.cache)
 

@@ -84,7 +84,7 @@ def paired(cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[Pai
     return [(cell, by_key[cell.key]) for cell in labels.values()]
 
 
-def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
+def draws_fresh(algorithm: JsonObject) -> bool:
     """Whether an algorithm draws its own samples instead of the cell's; False if it is not installed here."""
     try:
         return bool(build_algorithm(algorithm, None).plan(sizes(1, 1, 1)).draws_fresh)
@@ -162,7 +162,7 @@ def _near(cache: TheoryCache, problem: Problem, records: Sequence[Any], ratio: f
 # -- rows -----------------------------------------------------------------------------------------------------------------
 
 
-def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> dict[tuple[str, float, int], Optimum]:
+def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> Optima:
     """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension, where it is known.
 
     It comes from the ``ok`` runs of the first shipped algorithm that is predicted to reach the Bayes-optimal point.

@@ -78,7 +78,7 @@ def ratio_to_bayes(values: Host, bayes: float | None, target: float, optimum: fl
     return float(values.mean() / (optimum or bayes))
 
 
-def mean_diagnostics(records: Sequence[Record], theory: Mapping[str, Any]) -> dict[str, list[JsonObject]]:
+def mean_diagnostics(records: Sequence[Record], theory: JsonObject) -> dict[str, list[JsonObject]]:
     """Further numbers that runs report, one entry for each number, with its theory."""
     reported: dict[str, list[Any]] = {}
     for record in records:
@@ -292,7 +292,7 @@ NAMES = {
 """Thresholds of a problem by their key, in words; those of components are under ``sequential``."""
 
 
-def near_threshold(found: Mapping[str, Any], alpha: float, count: int, word: str = "component") -> str | None:
+def near_threshold(found: JsonObject, alpha: float, count: int, word: str = "component") -> str | None:
     """The nearest threshold, if it is so close that a run of this size may fail to converge; otherwise None.
 
     The rate at which an overlap grows out of nothing, or falls to it, is ``alpha / alpha_c`` up to a fluctuation of order

@@ -181,7 +181,7 @@ def save_figure(
     figure: Any,
     folder: Path,
     name: str,
-    data: Sequence[Mapping[str, Any]] | None = None,
+    data: Sequence[JsonObject] | None = None,
     caption: str = "",
     kinds: Sequence[str] = ("png", "svg", "pdf"),
 ) -> list[Path]:

@@ -35,7 +35,7 @@ def _cut(rows: Rows, full: bool, note: str) -> tuple[Rows, str]:
 # -- errors ---------------------------------------------------------------------------------------------------------------
 
 
-def differs(row: Mapping[str, Any]) -> bool:
+def differs(row: JsonObject) -> bool:
     """Whether the prediction for the algorithm differs from the optimal value, or is missing."""
     own = row.get("own_theory")
     return bool(row.get("no_theory")) or (own is not None and own != row["bayes"])
@@ -70,7 +70,7 @@ def _worst(row: JsonObject) -> tuple[float, ...]:
     return -bad, -ratio, -distance, -abs(row["difference"] or 0.0), row["alpha"]
 
 
-def missing_values(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def missing_values(rows: Sequence[JsonObject]) -> list[str]:
     """One line for every reason why algorithms have no prediction, or a metric is blank."""
     reasons = grouped([row for row in rows if row.get("no_theory")], lambda row: row["no_theory"])
     predictions = [
@@ -144,12 +144,12 @@ def runtime_tables(rows: Sequence[JsonObject], fingerprint: str, *, full: bool =
     return tables
 
 
-def _slowest(row: Mapping[str, Any]) -> tuple[float, float]:
+def _slowest(row: JsonObject) -> tuple[float, float]:
     reached = row["time_to_theory"]["0.05"]["seconds"]
     return -(math.inf if reached is None else reached), -(row["seconds"] or 0.0)
 
 
-def other_version_lines(entries: Sequence[Mapping[str, Any]], missing: bool = True) -> list[str]:
+def other_version_lines(entries: Sequence[JsonObject], missing: bool = True) -> list[str]:
     """One line for every item of which another version, or other code, made stored cells; ``missing``: more are to run."""
     lines, again = [], ", 'smimbench run' runs them again" if missing else ""
     for one in entries:
@@ -190,7 +190,7 @@ def learning_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     return tables
 
 
-def _half(layer: int, unit: str, row: Mapping[str, Any]) -> str:
+def _half(layer: int, unit: str, row: JsonObject) -> str:
     half = row["halves"][layer]
     return "-" if half["target"] is None else number(half[unit], 2) or "never"
 

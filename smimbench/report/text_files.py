@@ -6,7 +6,7 @@ import csv
 import html
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from smimbench.files import JsonObject, printable
@@ -67,7 +67,7 @@ def _counts(counts: dict[str, int]) -> str:
     return " ".join(f"{count} {name}" for name, count in counts.items())
 
 
-def csv_text(rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
+def csv_text(rows: Iterable[JsonObject], fields: Sequence[str]) -> str:
     """Selected fields of rows with all digits; blank where a row has none.
 
     Text is one printable line, with an apostrophe in front where a spreadsheet would take it for a formula.

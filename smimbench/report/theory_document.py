@@ -40,6 +40,10 @@ class Stage(NamedTuple):
     note: str = ""
 
 
+OnStage = Callable[[Stage], None]
+"""Told which theory is being solved."""
+
+
 def asks_predictions(suite: Suite) -> bool:
     """Whether a metric or a published value of a suite needs errors of prediction."""
     published = {reference.metric for reference in suite.run.reference} - {"mse", "overlap"}
@@ -50,7 +54,7 @@ def theory_document(
     suite: Suite,
     alphas: Sequence[float] | None = None,
     cache: TheoryCache | None = None,
-    on_stage: Callable[[Stage], None] = lambda stage: None,
+    on_stage: OnStage = lambda stage: None,
     *,
     thresholds: bool = True,
     workers: int = 1,
@@ -159,7 +163,7 @@ def _ratios(plan: ProblemPlan, alphas: Sequence[float] | None) -> Sequence[float
     return alphas if alphas is not None else plan.alphas
 
 
-def _watched(cache: TheoryCache, plan: ProblemPlan, what: str, on_stage: Callable[[Stage], None]) -> TheoryCache:
+def _watched(cache: TheoryCache, plan: ProblemPlan, what: str, on_stage: OnStage) -> TheoryCache:
     """The theory cache, which reports to ``on_stage`` what it solves next."""
     cache.watch = lambda progress: on_stage(Stage(plan.label, what, progress))
     return cache
@@ -170,7 +174,7 @@ def add_own_theory(
     documents: Sequence[JsonObject],
     cache: TheoryCache,
     alphas: Sequence[float] | None = None,
-    on_stage: Callable[[Stage], None] = lambda stage: None,
+    on_stage: OnStage = lambda stage: None,
 ) -> None:
     """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
 
@@ -223,10 +227,7 @@ LARGEST_Z = 4.0
 
 
 def add_verification(
-    suite: Suite,
-    documents: Sequence[JsonObject],
-    resolve: float = RESOLVE,
-    on_stage: Callable[[Stage], None] = lambda stage: None,
+    suite: Suite, documents: Sequence[JsonObject], resolve: float = RESOLVE, on_stage: OnStage = lambda stage: None
 ) -> None:
     """Draw at every point of the documents of ``theory_document``; each gets a list ``verification``.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -23,7 +22,7 @@ ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 VALUES: Columns = ["component", "MSE", "error", "in alpha", "overlap"]
 
 
-def _rows(point: Mapping[str, Any], overlap: Sequence[float], about: Mapping[str, Any]) -> list[JsonObject]:
+def _rows(point: JsonObject, overlap: Sequence[float], about: JsonObject) -> list[JsonObject]:
     """One row per component of a theory point; ``overlap`` is the metric of that name."""
     mse, error, shift = (np.atleast_1d(point.get(name, 0.0)).tolist() for name in ("mse", "mse_error", "alpha_error"))
     rows = []
@@ -67,7 +66,7 @@ def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
     return shown
 
 
-def _word(document: Mapping[str, Any]) -> str:
+def _word(document: JsonObject) -> str:
     return "layer" if "layers" in document["problem"].get("channel", ()) else "component"
 
 
@@ -93,7 +92,7 @@ def _published_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     return tables
 
 
-def _threshold_lines(document: Mapping[str, Any], word: str) -> RenderableType:
+def _threshold_lines(document: JsonObject, word: str) -> RenderableType:
     found, reasons = document["thresholds"], document["thresholds"].get("reasons", {})
     lines: list[tuple[str, str]] = []
     for key in ("weak_recovery", "perfect_recovery"):
@@ -121,7 +120,7 @@ def _threshold_lines(document: Mapping[str, Any], word: str) -> RenderableType:
     return Group(table, "")
 
 
-def _with_error(entry: Mapping[str, Any], digits: int = 5) -> str:
+def _with_error(entry: JsonObject, digits: int = 5) -> str:
     error = one_digit(entry["error"])
     return f"{entry['value']:.{digits}g}" + (f" ± {error}" if error else "")
 
@@ -216,7 +215,7 @@ def _seen(rows: Sequence[JsonObject]) -> str:
     return ". ".join([*said, "What a channel's forward and posterior both get wrong is not seen."])
 
 
-def _z(row: Mapping[str, Any]) -> str:
+def _z(row: JsonObject) -> str:
     if row["z"] is None:
         return "few"
     if row["bound"] and not row["z"]:
@@ -224,7 +223,7 @@ def _z(row: Mapping[str, Any]) -> str:
     return f"{row['z']:+.2f}" + (" !" if abs(row["z"]) > LARGEST_Z else "")
 
 
-def _quantity(row: Mapping[str, Any]) -> str:
+def _quantity(row: JsonObject) -> str:
     component = "" if row["component"] is None else f" {row['component']}"
     branch = "" if row["branch"] == "unique" else f", {row['branch']}"
     return f"{row['quantity']}{component}{branch}"

@@ -137,7 +137,7 @@ def _is_solved(layers: Rows) -> bool:
     return all(row["bayes"] is not None for row in layers)
 
 
-def _rank(one: Mapping[str, Any]) -> tuple[float, ...]:
+def _rank(one: JsonObject) -> tuple[float, ...]:
     """Sort key: algorithms with valid estimates everywhere first, then by error / optimal, then by error where theory is 0.
 
     What was seen only where theory is 0 has no ratio: it comes after those that have one. An online run is there often, at
@@ -153,7 +153,7 @@ def _rank(one: Mapping[str, Any]) -> tuple[float, ...]:
 # -- in words -------------------------------------------------------------------------------------------------------------
 
 
-def verdict_line(verdict: Mapping[str, Any]) -> str:
+def verdict_line(verdict: JsonObject) -> str:
     """One line: the best algorithm, its error over the optimal one, whether it matches its prediction, seconds."""
     if verdict["metric"] is None:
         return f"{verdict['problem']}: no verdict, because no metric of this suite is an error"
@@ -185,7 +185,7 @@ def verdict_line(verdict: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def contender_line(one: Mapping[str, Any]) -> str:
+def contender_line(one: JsonObject) -> str:
     """One line of another algorithm: its error over that of the one it is compared with, and over the optimal one."""
     parts = []
     if one["compared"]:
@@ -201,20 +201,20 @@ def contender_line(one: Mapping[str, Any]) -> str:
     return f"{one['algorithm']}: {', '.join(parts) or 'no estimate'}"
 
 
-def compared_words(found: Mapping[str, Any]) -> str:
+def compared_words(found: JsonObject) -> str:
     """The ratio of two errors with its interval."""
     low, high = found["interval"]
     return f"{found['ratio']:.3g} x {found['with']} ({low:.3g} to {high:.3g})"
 
 
-def prediction_words(one: Mapping[str, Any]) -> str:
+def prediction_words(one: JsonObject) -> str:
     """Whether an algorithm matches its prediction, with the deviation that runs show, or would have shown."""
     if one["below_optimum"]:
         return BELOW
     return PREDICTED[one["prediction"]] + _how_far(one)
 
 
-def prediction_cell(one: Mapping[str, Any]) -> str:
+def prediction_cell(one: JsonObject) -> str:
     """Whether an algorithm matches its prediction, as a table entry."""
     if one["below_optimum"]:
         return BELOW
@@ -227,7 +227,7 @@ def _share(value: float) -> str:
     return f"{value:+.0%}" if abs(value) >= 0.095 else f"{value:+.1%}"
 
 
-def _how_far(one: Mapping[str, Any]) -> str:
+def _how_far(one: JsonObject) -> str:
     if one["prediction"] == "yes":
         return f" (would have seen {_share(one['would_have_seen'])[1:]})"
     if one["prediction"] != "no":
@@ -236,13 +236,13 @@ def _how_far(one: Mapping[str, Any]) -> str:
     return f" ({what}{_share(one['deviation'])}, z {one['deviation_z']:.3g})"
 
 
-def tied_words(verdict: Mapping[str, Any]) -> str:
+def tied_words(verdict: JsonObject) -> str:
     """Names of the algorithms that are tied with the best, or the first of them and how many more there are."""
     names = verdict["tied"]
     return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more"
 
 
-def near_words(one: Mapping[str, Any]) -> str:
+def near_words(one: JsonObject) -> str:
     """Text in place of a time to within 5% of the optimum (never or partly); blank if nothing was run."""
     return "" if one["near_fraction"] is None else "partly" if one["near_fraction"] else "never"
 
@@ -250,9 +250,13 @@ def near_words(one: Mapping[str, Any]) -> str:
 # -- all problems together ------------------------------------------------------------------------------------------------
 
 
-def errors(rows: Sequence[JsonObject]) -> dict[str, dict[tuple[Any, ...], tuple[float, float]]]:
+Errors = dict[str, dict[tuple[Any, ...], tuple[float, float]]]
+"""Errors with the Bayes-optimal ones, by algorithm and instance."""
+
+
+def errors(rows: Sequence[JsonObject]) -> Errors:
     """Error and Bayes-optimal error, both summed over components, of each algorithm (on each backend) on each instance."""
-    found: dict[str, dict[tuple[Any, ...], tuple[float, float]]] = {}
+    found: Errors = {}
     name = names_with_backend(rows)
     for layers in filter(_is_solved, grouped(rows, place).values()):
         first, optimum = layers[0], math.fsum(row["optimum"] for row in layers)
@@ -269,7 +273,7 @@ def on_their_data(rows: Sequence[JsonObject]) -> list[JsonObject]:
     return [row for row in rows if row["metric"] == "mse" and _is_on_its_data(row)]
 
 
-def _is_on_its_data(row: Mapping[str, Any]) -> bool:
+def _is_on_its_data(row: JsonObject) -> bool:
     found: bool = row["alpha"] <= 1.5 * row["nominal_alpha"]
     return found
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -300,14 +300,14 @@ def other_versions(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list
     return [{"item": item, "then": then, "now": now, "cells": count} for (item, then, now), count in found.items()]
 
 
-def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
+def _items(cell: JsonObject) -> dict[str, JsonObject]:
     return {
         **{kind: cell["problem"][kind] for kind in KINDS if kind in cell["problem"]},
         "algorithm": cell["algorithm"],
     }
 
 
-def _without_parameters(cell: Mapping[str, Any]) -> str:
+def _without_parameters(cell: JsonObject) -> str:
     rest = {key: value for key, value in cell.items() if key not in ("problem", "algorithm", "metrics")}
     return canonical_json([rest, [(item["name"], item.get("distribution")) for item in _items(cell).values()]])
 

@@ -23,6 +23,8 @@ from smimbench.problem.problem import Problem, ProblemError, seed_sequence
 from smimbench.suite.cells import Cell, build_problem
 
 Ask = Callable[..., Any]
+Drawn = tuple[Instance, tuple[float, ...]]
+"""An instance, and its checksum as it was drawn."""
 
 INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
@@ -38,8 +40,8 @@ class Examiner:
         self.cell, self.problem, self.backend = cell, problem, backend
         self._place = cell.root, problem.identity, cell.alpha, cell.dimension, cell.replicate
 
-    def instance(self) -> tuple[Instance, tuple[float, ...]]:
-        """The instance, and its checksum as it was drawn; the latest is kept: the algorithms of a suite share it."""
+    def instance(self) -> Drawn:
+        """The instance; the latest is kept: the algorithms of a suite share it."""
         cell, device = self.cell, None
         if cell.run.draw == "device" and self.backend.accelerated:
             device = self.backend
@@ -62,7 +64,7 @@ class Examiner:
         return self.problem.start(instance, information, rng, self.backend)
 
 
-_LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}
+_LATEST: dict[str, Drawn] = {}
 
 
 def forget_instance() -> None:
@@ -132,7 +134,7 @@ class RemoteExaminer(Examiner):
         super().__init__(cell, problem, backend)
         self.ask = ask
 
-    def instance(self) -> tuple[Instance, tuple[float, ...]]:
+    def instance(self) -> Drawn:
         """The data, and their checksum."""
         inputs, labels, sample_ratio = self.ask("instance")
         found = HiddenInstance(self.problem, np.empty(0), inputs, labels, sample_ratio, self.ask)

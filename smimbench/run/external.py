@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -185,7 +184,7 @@ def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[JsonObjec
     return [point for point, _ in found], [record for _, record in found]
 
 
-def _instance_name(cell: Mapping[str, Any]) -> str:
+def _instance_name(cell: JsonObject) -> str:
     """Name of the instance of an estimate: all that its data depend on, without versions."""
     bare = {kind: {k: v for k, v in item.items() if k not in CODE} for kind, item in cell["problem"].items()}
     return canonical_json([bare, *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "dtype"))])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ PATIENCE = 900.0
 """Seconds without any new number after which theory is given up; doubled, one that never returns is noticed that much later."""
 
 
-def is_third_party(*specs: Mapping[str, Any]) -> bool:
+def is_third_party(*specs: JsonObject) -> bool:
     """Whether any of these items comes from a package other than smimbench."""
     return any("distribution" in spec for spec in specs)
 
@@ -61,7 +61,7 @@ class GuardedTheory(TheoryCache):
         self._executor: Executor | None = None
         self._given_up: dict[str, ProblemError] = {}
 
-    def _is_solved_elsewhere(self, problem: Problem, *more: Mapping[str, Any]) -> bool:
+    def _is_solved_elsewhere(self, problem: Problem, *more: JsonObject) -> bool:
         return self.deadline is not None or is_third_party(*problem.spec.values(), *more)
 
     def begin(self, problem: Problem) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.files import plain_value
+from smimbench.files import JsonObject, plain_value
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import get_registry
 
@@ -62,7 +62,7 @@ def _between(first: str, last: str, count: str) -> Any:
 
 
 def suite_of_items(
-    items: Mapping[str, str | None], parameters: Mapping[str, Any], alphas: Sequence[float]
+    items: Mapping[str, str | None], parameters: JsonObject, alphas: Sequence[float]
 ) -> tuple[str, str, list[str]]:
     """Name and text of the suite of one problem, and its parameters as for ``--set``.
 

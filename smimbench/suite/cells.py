@@ -178,7 +178,7 @@ class Suite:
         """As with ``--set grid.seed=...``; ``secret`` is the seed that this one stands for."""
         return replace(self, seed=seed, secret=secret, overrides=(*self.overrides, f"grid.seed={seed}"))
 
-    def with_choices(self, shared: Mapping[str, Any]) -> Suite:
+    def with_choices(self, shared: JsonObject) -> Suite:
         """With the settings that were chosen for a run, from its ``run.json``."""
         found = shared.get("choices", [])
         return replace(
@@ -291,7 +291,7 @@ def key_of(document: Any) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:24]
 
 
-def as_table(spec: Mapping[str, Any]) -> JsonObject:
+def as_table(spec: JsonObject) -> JsonObject:
     """An item as written in a suite: parameters, and its package if that is not smimbench."""
     table = {key: value for key, value in spec.items() if key not in (*CODE, "distribution")}
     if "distribution" in spec:
@@ -299,12 +299,12 @@ def as_table(spec: Mapping[str, Any]) -> JsonObject:
     return table
 
 
-def build_problem(spec: Mapping[str, Any]) -> Problem:
+def build_problem(spec: JsonObject) -> Problem:
     """Build a problem from the names and parameters of its items; errors as of ``Problem``."""
     return Problem(**{kind: as_table(one) for kind, one in spec.items()})
 
 
-def build_algorithm(spec: Mapping[str, Any], problem: Problem | None) -> Any:
+def build_algorithm(spec: JsonObject, problem: Problem | None) -> Any:
     """Build an algorithm from its name and parameters, for a problem's model or (None) for any model it supports.
 
     One that works for other models only is made as well, and ``smimbench.registry.adapters.refusal`` says why it is of no use.
@@ -318,7 +318,7 @@ def build_algorithm(spec: Mapping[str, Any], problem: Problem | None) -> Any:
     return build(_algorithm_entry(spec, problem).item, "algorithm", table)
 
 
-def _algorithm_entry(spec: Mapping[str, Any], problem: Problem | None) -> Entry:
+def _algorithm_entry(spec: JsonObject, problem: Problem | None) -> Entry:
     name = as_table(spec)["name"]
     try:
         return get_registry().get("algorithm", name, problem.model.name if problem else None)

@@ -32,7 +32,7 @@ Space = dict[Key, list[Any] | Range]
 """Values, or the ends of a range, by parameter."""
 
 
-def axes_of(item: Any, parameters: Mapping[str, Any]) -> dict[Key, list[Any]]:
+def axes_of(item: Any, parameters: JsonObject) -> dict[Key, list[Any]]:
     """Parameters whose values are to be run one after the other: lists where the algorithm takes no list.
 
     Where it takes one, as two temperatures, a list of lists is an axis.
@@ -59,7 +59,7 @@ def product(axes: Mapping[Key, Sequence[Any]]) -> Iterator[Setting]:
         yield dict(zip(axes, values))
 
 
-def with_setting(parameters: Mapping[str, Any], setting: Setting) -> JsonObject:
+def with_setting(parameters: JsonObject, setting: Setting) -> JsonObject:
     """Parameters with those of a setting in place of what is written."""
     found = dict(parameters)
     for (name, *rest), value in setting.items():
@@ -90,7 +90,7 @@ def budget(algorithm: Any, plan: ProblemPlan) -> Any:
     return budgets
 
 
-def by_hand(item: Any, parameters: Mapping[str, Any], plan: ProblemPlan) -> bool:
+def by_hand(item: Any, parameters: JsonObject, plan: ProblemPlan) -> bool:
     """Whether somebody has chosen a parameter that is not part of the budget."""
     written = build(item, "algorithm", parameters)
     for name in parameters:
@@ -105,9 +105,7 @@ def by_hand(item: Any, parameters: Mapping[str, Any], plan: ProblemPlan) -> bool
 # -- the space of a search ------------------------------------------------------------------------------------------------
 
 
-def tune_of(
-    table: TuneTable, axes: Mapping[Key, Any], item: Any, parameters: Mapping[str, Any], plan: ProblemPlan
-) -> Any:
+def tune_of(table: TuneTable, axes: Mapping[Key, Any], item: Any, parameters: JsonObject, plan: ProblemPlan) -> Any:
     """``trials`` and ``space`` of a search, the space by names of parameters (``of.learning_rate``), as JSON.
 
     Parameters that the algorithm itself has as lists, its ``axes``, are not tuned; None if nothing else is.
@@ -137,7 +135,7 @@ def tune_of(
     return {"trials": table.trials, "space": named} if named else None
 
 
-def _space(table: Mapping[str, Any], *before: str) -> Space:
+def _space(table: JsonObject, *before: str) -> Space:
     found: Space = {}
     for name, value in table.items():
         path = (*before, name)
@@ -159,7 +157,7 @@ def _space(table: Mapping[str, Any], *before: str) -> Space:
 _LIST_OR_RANGE = "must be a list, or a range as { low = 0.01, high = 1.0, log = true }"
 
 
-def trials_of(tune: Mapping[str, Any], written: Mapping[str, Any]) -> list[Setting]:
+def trials_of(tune: JsonObject, written: JsonObject) -> list[Setting]:
     """Scrambled Sobol points of the space of ``tune_of``, the same for all algorithms; fewer where lists have no more.
 
     Parameters

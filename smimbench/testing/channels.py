@@ -14,7 +14,7 @@ from smimbench.derive.labels import is_noisy, observable, symmetry_of_labels
 from smimbench.interfaces import SYMMETRIES, Array
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.testing.context import CheckContext
-from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, each_model, expect_array, published
+from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, Refused, each_model, expect_array, published
 from smimbench.theory.consistency import require_likelihood
 
 OVERLAP, ERROR = 0.8, 0.4
@@ -74,7 +74,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
         yield Draw("posterior: mean", partial(lambda rng, posterior: posterior(rng=rng).mean, posterior=posterior))
 
 
-def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
+def refused(context: CheckContext) -> Iterator[Refused]:
     """Calls that must be rejected with an error: noise without a generator, and fewer labels than samples."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 6, 71)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -26,6 +26,7 @@ from smimbench.testing.core import (
     Call,
     CheckFailed,
     Draw,
+    Refused,
     elsewhere,
     expect_array,
     expect_pure,
@@ -173,7 +174,7 @@ def determinism(context: CheckContext, draw: Draw) -> None:
     "Arguments that do not fit together end in numbers that mean nothing.",
     cases=partial(_each, "refused"),
 )
-def bad_input(_: CheckContext, wrong: tuple[str, Callable[[], Array]]) -> None:
+def bad_input(_: CheckContext, wrong: Refused) -> None:
     """Check that wrong shapes, and a noisy channel without rng, raise an error."""
     what, function = wrong
     found, error = attempt(function)

@@ -299,6 +299,10 @@ class Draw(NamedTuple):
     varies: bool = False
 
 
+Refused = tuple[str, Callable[[], Array]]
+"""What is wrong with a call, and the call, which must raise an error."""
+
+
 def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> None:
     """Check that a method accepts read-only arrays and leaves them unchanged (compiled code may ignore the flag)."""
     given = [np.array(a) for a in arrays]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.interfaces import Array
 from smimbench.testing.context import CheckContext, shipped
-from smimbench.testing.core import Call, CheckFailed, Draw, expect_array, expect_mean, published
+from smimbench.testing.core import Call, CheckFailed, Draw, Refused, expect_array, expect_mean, published
 
 model_check = partial(published, ("model",), cases=lambda context: [(context.item,)])
 
@@ -47,7 +47,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
     yield Draw("draw_noise", lambda rng: model.draw_noise(rng, 1, 5), varies=True)
 
 
-def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
+def refused(context: CheckContext) -> Iterator[Refused]:
     """Calls that must be rejected with an error: wrong numbers of dimensions, tokens and axes."""
     X, S, _ = drawn(context, 8, 1, 9, 111)
     for what, wrong in (("dimensions", X[:, :, :5]), ("tokens", np.concatenate([X, X], axis=1)), ("axes", X[0])):

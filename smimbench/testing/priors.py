@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from smimbench.interfaces import Array, Prior
 from smimbench.interfaces.item import gives
 from smimbench.testing.context import CheckContext
-from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, expect_array, published
+from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, Refused, expect_array, published
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Any, Any, int]]:
@@ -61,7 +61,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
         yield Draw("sample", partial(_drawn, prior, P), varies=True)
 
 
-def refused(context: CheckContext) -> Iterator[tuple[str, Callable[[], Array]]]:
+def refused(context: CheckContext) -> Iterator[Refused]:
     """Calls that must be rejected with an error: an information matrix of the wrong size."""
     if not gives(Prior, type(context.item), "denoise"):
         raise CheckSkipped("the prior's denoiser is derived by the engine")
