@@ -25,6 +25,8 @@ DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""
 HOST_BLOCK = 1 << 18
 """Numbers drawn at once on the host. Doubled: the buffer leaves the cache."""
+Values = dict[str, list[float]]
+"""Of metrics by name: one for each component, or one for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +99,7 @@ class Instance:
             there.append(self.inputs)
         return tuple(_checksum(array) for array in there)
 
-    def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> dict[str, list[float]]:
+    def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> Values:
         """Metrics that are recorded along a run (``mse`` and ``overlap``, and those that plugins add), by name.
 
         Parameters
@@ -117,11 +119,9 @@ class Instance:
         broken |= blank
         return values
 
-    def _measured(
-        self, metrics: dict[str, Any], estimate: Array, claims: Claims
-    ) -> tuple[dict[str, list[float]], dict[str, str]]:
+    def _measured(self, metrics: dict[str, Any], estimate: Array, claims: Claims) -> tuple[Values, dict[str, str]]:
         """Values of the metrics, and the reasons for those without a value."""
-        values: dict[str, list[float]] = {}
+        values: Values = {}
         blank: dict[str, str] = {}
         for name, metric in metrics.items():
             try:
@@ -140,7 +140,7 @@ class Instance:
 
     def measure(
         self, names: Sequence[str], estimate: Array, V: Array | None = None
-    ) -> tuple[dict[str, list[float]], dict[str, str], list[str]]:
+    ) -> tuple[Values, dict[str, str], list[str]]:
         """Metrics of a final estimate, measured on the host.
 
         Parameters

@@ -18,7 +18,7 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.streaming import DrawnInputs
 from smimbench.files import JsonObject, attempt, canonical_json, error_line
 from smimbench.interfaces import Array, Host, Overlaps, Start
-from smimbench.problem.instance import Instance
+from smimbench.problem.instance import Instance, Values
 from smimbench.problem.problem import Problem, ProblemError, seed_sequence
 from smimbench.suite.cells import Cell, build_problem
 
@@ -100,7 +100,7 @@ class HiddenInstance(Instance):
         found: tuple[Host, Host] = self.ask("fresh", n=int(n), words=words, dtype=dtype)
         return found
 
-    def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> dict[str, list[float]]:
+    def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> Values:
         """See ``Instance``."""
         values, blank = self.ask("metrics", estimate=_packed(estimate), broken=broken or {})
         if broken is not None:
@@ -114,7 +114,7 @@ class HiddenInstance(Instance):
 
     def measure(
         self, names: Sequence[str], estimate: Array, V: Array | None = None
-    ) -> tuple[dict[str, list[float]], dict[str, str], list[str]]:
+    ) -> tuple[Values, dict[str, str], list[str]]:
         """See ``Instance``."""
         claimed = None if V is None else to_host(V)
         values, blank, remarks = self.ask("measure", estimate=_packed(estimate), names=list(names), V=claimed)
@@ -159,8 +159,8 @@ class TeacherServer:
     def __init__(self, cell: Cell) -> None:
         problem = build_problem(cell.problem)
         self._examiner = Examiner(cell, problem, get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32))
-        self._along: list[dict[str, list[float]]] = []
-        self._values: dict[str, list[float]] = {}
+        self._along: list[Values] = []
+        self._values: Values = {}
         self._drawn = 0
 
     def reply(self, event: JsonObject) -> tuple[Any, str]:
@@ -206,7 +206,7 @@ class TeacherServer:
         """See ``Instance``."""
         return self._instance.overlaps(estimate)
 
-    def metrics(self, estimate: Array, broken: dict[str, str]) -> tuple[dict[str, list[float]], dict[str, str]]:
+    def metrics(self, estimate: Array, broken: dict[str, str]) -> tuple[Values, dict[str, str]]:
         """See ``Instance``."""
         self._values = self._instance.metrics(estimate, broken)
         self._along.append(dict(self._values))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.files import JsonObject
     from smimbench.interfaces import Array, Data, Plan
-    from smimbench.problem.instance import Instance
+    from smimbench.problem.instance import Instance, Values
     from smimbench.problem.problem import Problem
     from smimbench.suite.schema import RunOptions
 
@@ -360,7 +360,7 @@ class Trajectory:
     """Measured points of a run: errors of the estimate with iteration and time."""
 
     instance: Instance
-    metrics: dict[str, list[float]] = field(default_factory=dict)
+    metrics: Values = field(default_factory=dict)
     trajectory: dict[str, list[Any]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
 
@@ -378,7 +378,7 @@ class Trajectory:
         for name, entry in entries.items():
             self.trajectory.setdefault(name, []).append(entry)
 
-    def spread(self) -> dict[str, list[float]]:
+    def spread(self) -> Values:
         """Standard deviation of every metric, per component, over the measured points of the last 40 iterations."""
         iterations = self.trajectory["iteration"]
         count = sum(iteration > iterations[-1] - 40 for iteration in iterations)

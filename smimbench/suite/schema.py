@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from smimbench.files import JsonObject
 from smimbench.interfaces.checks import LARGEST
 from smimbench.problem.problem import DEFAULT_INPUTS
 
@@ -154,7 +155,7 @@ class Items(Table):
     inputs: Item = DEFAULT_INPUTS
     """The law of the tokens; default: independent Gaussian ones."""
 
-    def tables(self) -> dict[str, dict[str, Any]]:
+    def tables(self) -> dict[str, JsonObject]:
         """Model, channel and prior, each as a table, and inputs that are not the default."""
         written = {"model": self.model, "channel": self.channel, "prior": self.prior}
         if self.inputs != DEFAULT_INPUTS:
@@ -194,7 +195,13 @@ class Range(Table):
         return self
 
 
-class TuneTable(Table):
+class OpenTable(Table):
+    """Base class of tables whose further keys are parameters of an algorithm."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+
+class TuneTable(OpenTable):
     """``[algorithms.tune]``, below the algorithm that it is for: what ``smimbench tune`` searches, by names of parameters.
 
     Each further key is a parameter of the algorithm, with a list of values or the ends of a range, as
@@ -205,20 +212,16 @@ class TuneTable(Table):
     No score ever uses these seeds.
     """
 
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
-
     trials: int = Field(default=8, ge=2, le=1024)
     """Settings that are tried: scrambled Sobol points, or all there are if lists give fewer."""
 
 
-class AlgorithmTable(Table):
+class AlgorithmTable(OpenTable):
     """``[[algorithms]]``: each further key is a parameter of the algorithm (``smimbench info NAME`` lists them).
 
     A list, where the algorithm takes none, runs each of its values (``learning_rate = [0.1, 0.3, 1.0]``), and tables have a row
     ``best of 3``: on every seed the setting that is best on all others, with the same steps and samples.
     """
-
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
     name: str
     """Name of the algorithm."""
@@ -347,7 +350,7 @@ class RunOptions(Table):
     reference: ListOf[Reference] = ()
     """Values of others; see `[[run.reference]]`."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Run options that are part of a cell's identity, as plain values."""
         found = {}
         for name, mark in in_key().items():
