@@ -8,11 +8,9 @@ import os
 import re
 import stat
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, TypeVar
 
 T = TypeVar("T")
 JsonObject = dict[str, Any]

@@ -15,12 +15,10 @@ Examples
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pluggy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "hookimpl",

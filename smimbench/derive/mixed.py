@@ -9,20 +9,16 @@ rests on them hold for the channel ``zeta -> y(A zeta)``. Derived, checked by te
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace
-from smimbench.interfaces import Channel, Model, ParameterError
+from smimbench.interfaces import Array, Channel, Host, Model, ParameterError
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.token_pairs import site_pairs, site_scales
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host
 
 
 def site_mixing(model: Model, root: Host) -> Host:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.interfaces.basics import Array, Cost
 from smimbench.interfaces.item import Item
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces.problem import Data, Start
+from smimbench.interfaces.problem import Data, Start
 
 
 class Plan(NamedTuple):

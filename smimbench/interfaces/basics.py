@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 Array: TypeAlias = Any
 Host: TypeAlias = "np.ndarray[Any, Any]"

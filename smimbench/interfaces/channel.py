@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from smimbench.interfaces.basics import Array, Uncertain
 from smimbench.interfaces.item import Item
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
 
 SYMMETRIES = (
     "none",

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smimbench.interfaces.basics import ParameterError
-
-if TYPE_CHECKING:
-    from smimbench.interfaces.basics import Array
-    from smimbench.interfaces.channel import Posterior
+from smimbench.interfaces.basics import Array, ParameterError
+from smimbench.interfaces.channel import Posterior
 
 MOST_TOKENS = 512
 """Tokens of a sample; doubled, four times as many pairs of them, and 16 times their squares, have to fit into memory."""

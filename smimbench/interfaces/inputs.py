@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
 
 from smimbench.interfaces.basics import Array
 from smimbench.interfaces.item import Item
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
 
 
 class Inputs(Item):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from smimbench.interfaces.basics import Array
 from smimbench.interfaces.item import Item
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DIRECTIONS = ("lower", "higher", "one")
 """Which values of a metric are better: the values of ``direction``; ``"one"`` stands for closer to 1."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Literal
+
+import numpy as np
 
 from smimbench.interfaces.basics import Array, Cost
 from smimbench.interfaces.item import Item
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import numpy as np
 
 
 class Model(Item):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from smimbench.interfaces.basics import Array, Cost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-
-    from smimbench.interfaces.channel import Channel
-    from smimbench.interfaces.model import Model
-    from smimbench.interfaces.prior import Prior
+from smimbench.interfaces.channel import Channel
+from smimbench.interfaces.model import Model
+from smimbench.interfaces.prior import Prior
 
 
 class Start(NamedTuple):

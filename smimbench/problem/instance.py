@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, to_host
+from smimbench.backend.device import Backend
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs, fits
 from smimbench.files import error_line, printable
-from smimbench.interfaces import Claims, Data, NotMeasured, Overlaps
+from smimbench.interfaces import Array, Claims, Data, Host, Inputs, NotMeasured, Overlaps, Start
 from smimbench.registry.metrics import find_metric, trajectory_metrics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smimbench.backend.device import Backend
-    from smimbench.interfaces import Array, Host, Inputs, Start
 
 DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""

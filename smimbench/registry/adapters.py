@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace
-from smimbench.interfaces import Algorithm, Capabilities, Data, Info
+from smimbench.interfaces import Algorithm, Array, Capabilities, Data, Info, ProblemLike
 from smimbench.interfaces.item import gives, takes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, ProblemLike
 
 OFFERED = ("problem", "rng")
 """Optional arguments of a fit besides the data."""

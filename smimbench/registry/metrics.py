@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+from smimbench.interfaces import Metric
 from smimbench.registry.registry import get_registry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from smimbench.interfaces import Metric
 
 
 def find_metric(name: str, model: str | None = None) -> Metric:

@@ -8,16 +8,12 @@ import inspect
 import json
 import math
 import typing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from smimbench.files import plain_value, suggestion
+from smimbench.files import JsonObject, plain_value, suggestion
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.checks import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from smimbench.files import JsonObject
 
 ENGINE_FILLED = {"channel": ("tokens",)}
 """Parameters that the engine takes from the model and a suite may not set."""

@@ -11,26 +11,22 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
 from smimbench import hookspecs
 from smimbench.files import ForeseenError, error_line, suggestion
-from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Inputs, Metric, Model, Prior
+from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Inputs, Item, Metric, Model, Prior
 from smimbench.interfaces.checks import shown
 from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import ignored_default
 from smimbench.registry.source import source_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from smimbench.interfaces import Item
 
 BASES: dict[str, type[Item]] = {
     "model": Model,

@@ -10,16 +10,12 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 
 from smimbench.files import ForeseenError
 from smimbench.registry.registry import get_registry
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
 
 KINDS = ("inputs", "channel", "prior", "algorithm")
 
