@@ -86,12 +86,12 @@ def specification(entry: Entry, item: Any) -> JsonObject:
     return spec
 
 
-def without_code(table: Mapping[str, Any]) -> JsonObject:
+def without_code(table: JsonObject) -> JsonObject:
     """Specifications in a nested table with the hashes of code removed."""
     return {k: without_code(v) if isinstance(v, dict) else v for k, v in table.items() if k != "source"}
 
 
-def _parameters(spec: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+def _parameters(spec: JsonObject, usual: JsonObject) -> str:
     """Text ``name=value`` of every parameter that differs from its default."""
     own = {k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")}
     return ", ".join(f"{k}={v}" for k, v in own.items() if k not in usual or v != usual[k])

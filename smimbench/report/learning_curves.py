@@ -131,7 +131,12 @@ def course_chart(
 
 def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: str, xlabel: str, cells: Cells) -> Panel:
     label, alpha, dimension = place
-    problem, looks, about, x = results.problem(label), looks_of(results.suite), find_metric(metric), xlabel.split()[0]
+    problem, looks, about, x = (
+        results.suite.problems[label],
+        looks_of(results.suite),
+        find_metric(metric),
+        xlabel.split()[0],
+    )
     known = {"problem": label, "alpha": alpha, "dimension": dimension}
     title = f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
     panel = Panel(title, xlabel, about.label, [], label, x, xlog=True)
@@ -217,7 +222,7 @@ def spectrum_chart(results: Results) -> Chart | None:
 
 def _spectrum_panel(results: Results, place: tuple[Any, ...], members: Sequence[Pair]) -> Panel:
     cell, records = members[0][0], [record for _, record in members]
-    problem = results.problem(cell.problem_label)
+    problem = results.suite.problems[cell.problem_label]
     about = dict(zip(("problem", "algorithm", "alpha", "dimension"), place))
     title = f"{place[0]}: {place[1]}, α = {cell.alpha:.4g}, {letter(problem.model)} = {cell.dimension}"
     point = own_point(results.cache, problem, cell, sample_ratio(problem, *place[2:]), records)

@@ -154,7 +154,7 @@ def verify_packed(
 def _theory(path: Path, rows: Sequence[JsonObject], suite: Suite, *, here: bool) -> Verification:
     """Bayes-optimal values of every row."""
     found, fresh = Verification(), GuardedTheory()
-    problems = {plan.label: plan.problem for plan in suite.plans}
+    problems = suite.problems
     for label, members in grouped(rows, lambda row: row["problem"]).items():
         if (problem := problems.get(label)) is None:
             found.remarks.append(f"{len(members)} rows of {label}, which the suite does not have")

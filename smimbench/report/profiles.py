@@ -47,7 +47,7 @@ def hits(results: Results) -> list[JsonObject]:
     """
     found = []
     for cell, record in results.pairs:
-        problem = results.problem(cell.problem_label)
+        problem = results.suite.problems[cell.problem_label]
         n = problem.model.sample_count(cell.alpha, cell.dimension)
         trajectory = None if record["status"] in LOST else results.store.trajectory(record)
         if used_fresh(record) and record["fresh_samples"] > 1.5 * n:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from smimbench.files import JsonObject
-from smimbench.problem.problem import Problem
 from smimbench.report.best_of import best_of
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.rows import Optima, Rows, error_rows, find_optima, paired, scored_rows
@@ -69,10 +68,6 @@ class Results:
     def others(self) -> list[JsonObject]:
         """Number of stored cells that other versions of an item made, which no table counts."""
         return other_versions(self.cells, self.records.values())
-
-    def problem(self, label: str) -> Problem:
-        """The problem of a label."""
-        return next(plan.problem for plan in self.suite.plans if plan.label == label)
 
     def missing(self, backends: Iterable[str]) -> int:
         """Cells on these backends that have no record."""

@@ -167,7 +167,7 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> Opti
 
     It comes from the ``ok`` runs of the first shipped algorithm that is predicted to reach the Bayes-optimal point.
     """
-    problems = {plan.label: plan.problem for plan in suite.plans}
+    problems = suite.problems
     known: dict[tuple[str, float], list[Reference]] = {}
     shipped = [pair for pair in pairs if "source" not in pair[0].algorithm and not used_fresh(pair[1])]
     for (label, algorithm, alpha, dimension), members in grouped(shipped, lambda pair: pair[0].place).items():

@@ -184,7 +184,7 @@ def add_own_theory(
     Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on
     sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample ratio of all of them.
     """
-    problems = {plan.label: plan.problem for plan in suite.plans}
+    problems = suite.problems
     by_problem = grouped(_cells_asked_for(suite, alphas), lambda cell: cell.problem_label)
     cache.watch = lambda progress: None  # its own stages are over
     for document in documents:

@@ -129,9 +129,9 @@ def solve_in_processes(
     wanted: Sequence[tuple[Problem, Sequence[float]]],
     cache: TheoryCache,
     workers: int,
-    on_progress: Callable[[int, Progress], None] = lambda number, progress: None,
+    on_progress: Callable[[int, Progress], None],
     *,
-    thresholds: bool = True,
+    thresholds: bool,
 ) -> None:
     """Solve problems and their sample ratios in parallel, and store the results in the folder of the cache.
 

@@ -191,6 +191,11 @@ class Suite:
         return tuple(plan for plan in self.plans if selects(self.only, problem=plan.label))
 
     @property
+    def problems(self) -> dict[str, Problem]:
+        """Problems by their labels."""
+        return {plan.label: plan.problem for plan in self.plans}
+
+    @property
     def theory_only(self) -> str | None:
         """Reason why the suite cannot be run (every problem has only a theory), or None."""
         reasons = [plan.theory_only for plan in self.plans]

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smimbench.files import JsonObject
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.registry.adapters import algorithm_class
@@ -124,7 +125,7 @@ def check(
     *,
     only: Iterable[str] | None = None,
     seed: int = 0,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: JsonObject | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Run the published checks of an item.
@@ -138,7 +139,7 @@ def check(
         Ids of the checks to run; None runs all.
     seed : int
         Of everything that is drawn. The default gives the same outcomes every time.
-    parameters : mapping or None
+    parameters : dict or None
         For a class or a name.
     on_outcome : callable or None
         Called with every outcome as it comes.
@@ -187,10 +188,10 @@ def refuse_unknown(ids: Iterable[str], found: Iterable[CheckContext]) -> None:
         raise CheckError(f"no check is called {', '.join(odd)}; choose from {', '.join(sorted(known))}")
 
 
-def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None = None) -> list[CheckContext]:
+def contexts(item: Any, *, seed: int = 0, parameters: JsonObject | None = None) -> list[CheckContext]:
     """Everything to be checked for an item: itself, one of its class, or one of every item of a name.
 
-    Parameters as for ``smimbench.testing.check``; a class is made with its defaults or its attribute ``example`` (a mapping
+    Parameters as for ``smimbench.testing.check``; a class is made with its defaults or its attribute ``example`` (a dict
     of parameters), a name may be written ``"distribution:name"``.
 
     Raises
@@ -216,7 +217,7 @@ def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None =
     return [CheckContext(kind, item, seed)]
 
 
-def _named(name: str, parameters: Mapping[str, Any] | None) -> list[Entry]:
+def _named(name: str, parameters: JsonObject | None) -> list[Entry]:
     found = get_registry().named(name)
     if not found:
         known = {entry.name for entry in get_registry().entries()}

@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
-from smimbench.files import attempt, error_line
+from smimbench.files import JsonObject, attempt, error_line
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import kept
@@ -193,7 +193,7 @@ def kind_of(item: Any) -> str:
     raise CheckError(f"{item!r} is no model, inputs, channel, prior, metric or algorithm, which have ({listed})")
 
 
-def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None = None) -> Any:
+def instantiate(cls: type[Any], kind: str, parameters: JsonObject | None = None) -> Any:
     """Create one instance of an item's class.
 
     Raises
