@@ -22,7 +22,7 @@ from smimbench.files import printable, steady_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from smimbench.registry.registry import Plugin
     from smimbench.run.store import Settings, Store
@@ -48,6 +48,12 @@ def make_console(*, error: bool = False) -> Console:
     asked = os.environ.get("COLUMNS", "80")
     columns = int(asked) if re.fullmatch("[0-9]{1,4}", asked) and int(asked) > 0 else 80
     return safe_console(stderr=error, width=None if stream.isatty() else columns)
+
+
+def print_tables(console: Console, tables: Iterable[RenderableType]) -> None:
+    """Print tables, with a blank line after each."""
+    for table in tables:
+        console.print(table, "", crop=False, sep="\n")
 
 
 def print_json(document: Any) -> None:

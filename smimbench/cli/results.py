@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json
+from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json, print_tables
 from smimbench.files import canonical_json, error_line, write_atomically
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def present_document(document: JsonObject, request: Request, folder: Path, *, fu
             console.print(document["description"])
         _print_verdicts(console, document)
         console.print()
-        for table in (
+        shown = (
             *tables.contender_tables(document["verdicts"]),
             *(tables.summary_tables(document["summary"]) if len(document["verdicts"]) > 1 else ()),
             *tables.error_tables(rows, full=full),
@@ -253,9 +253,8 @@ def present_document(document: JsonObject, request: Request, folder: Path, *, fu
             *tables.learning_tables(rows),
             *tables.diagnostic_tables(rows),
             *tables.runtime_tables(rows, machine.fingerprint(), full=full),
-        ):
-            console.print(table, crop=False)
-            console.print()
+        )
+        print_tables(console, shown)
         if not request.quiet:
             for line in _remarks(console, document, request):
                 console.print(line, style="yellow", soft_wrap=True, markup=False)

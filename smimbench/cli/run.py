@@ -30,6 +30,7 @@ from smimbench.cli.options import (
     option,
     output_option,
     print_json,
+    print_tables,
     several,
 )
 from smimbench.cli.results import present
@@ -202,8 +203,7 @@ def tune(
     if request.as_json:
         print_json(found)
     else:
-        for one in finished:
-            make_console().print(search_table(one), "", crop=False, sep="\n")
+        print_tables(make_console(), map(search_table, finished))
     if len(finished) < len(found):
         request.remark(["not all trials have been run; tune again to go on"])
         return AGAIN

@@ -29,6 +29,7 @@ from smimbench.cli.options import (
     option,
     output_option,
     print_json,
+    print_tables,
     several,
 )
 from smimbench.cli.results import (
@@ -184,9 +185,7 @@ def theory(
     tables = verification_tables(document) if verify else []
     for table in theory_tables(document):
         console.print(table, crop=False)
-    for table in (*own_theory_tables(document), *tables):
-        console.print(table, crop=False)
-        console.print()
+    print_tables(console, (*own_theory_tables(document), *tables))
     name_figures(paths)
     return code
 
@@ -424,9 +423,7 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
         print_json({"rows": entries, "failing": len(failing)})
     else:
         console = make_console()
-        for table in comparison_tables(entries):
-            console.print(table, crop=False)
-            console.print()
+        print_tables(console, comparison_tables(entries))
         if fail_over is not None:
             console.print(
                 f"{len(failing)} of {len(entries)} rows are worse by more than {fail_over:g}%",

@@ -86,9 +86,11 @@ def specification(entry: Entry, item: Any) -> JsonObject:
     return spec
 
 
-def without_code(table: JsonObject) -> JsonObject:
-    """Specifications in a nested table with the hashes of code removed."""
-    return {k: without_code(v) if isinstance(v, dict) else v for k, v in table.items() if k != "source"}
+def without(key: str, table: JsonObject) -> JsonObject:
+    """Specifications in a nested table without ``"source"``, the hashes of code, or without ``"version"``: a fix makes no other
+    item.
+    """
+    return {k: without(key, v) if isinstance(v, dict) else v for k, v in table.items() if k != key}
 
 
 def _parameters(spec: JsonObject, usual: JsonObject) -> str:

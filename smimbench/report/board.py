@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.backend.machine import installed
 from smimbench.files import JsonObject, canonical_json
-from smimbench.report.labels import grouped, without_versions
+from smimbench.problem.problem import without
+from smimbench.report.labels import grouped
 from smimbench.report.stored_table import with_summaries
 from smimbench.run.campaign import read_seed
 from smimbench.run.record import digest_of, plain
@@ -118,7 +119,7 @@ def verified(path: Path, rows: Sequence[JsonObject], shared: JsonObject, suite: 
             lines.append("the suite has no such cells")
         else:
             cell = cells[0]
-            here = {"problem": without_versions(cell.problem), "algorithm": without_versions(cell.described)}
+            here = without("version", {"problem": cell.problem, "algorithm": cell.described})
             lines += list(differences(row["identity"], json.loads(canonical_json(here)), 0.0))[:3]
             lines += list(differences({"settings": row["settings"]}, {"settings": cell.origin}, 0.0))
             if sum(row["status_counts"].values()) != len(cells):

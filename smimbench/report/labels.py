@@ -11,15 +11,6 @@ from smimbench.files import JsonObject, canonical_json
 from smimbench.run.external import ELSEWHERE
 
 
-def without_versions(spec: JsonObject) -> JsonObject:
-    """Description of an item, or of several by kind, without versions, so that a fix does not count as another item."""
-    return {
-        key: without_versions(value) if isinstance(value, dict) else value
-        for key, value in spec.items()
-        if key != "version"
-    }
-
-
 def place(row: JsonObject) -> tuple[Any, ...]:
     """What a row is about, apart from metric and component: problem, algorithm, backend and grid point."""
     return tuple(row[key] for key in ("problem", "algorithm", "backend", "alpha", "dimension"))

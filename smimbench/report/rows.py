@@ -11,12 +11,12 @@ import numpy as np
 
 from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
-from smimbench.problem.problem import ProblemError
+from smimbench.problem.problem import ProblemError, without
 from smimbench.registry.adapters import sizes
 from smimbench.registry.metrics import find_metric, metrics_of_accounts, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError
 from smimbench.report.best_of import NO_THEORY, Pair
-from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
+from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of
 from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
 from smimbench.report.statistics import (
     against_theory,
@@ -342,7 +342,7 @@ def _rows_of_place(
         "status_counts": dict(Counter(r["status"] for r in records)),
         "reasons": sorted({reason_of(r, near) for r in records if r["status"] != Status.OK}),
         "warnings": sorted({w for r in records for w in r.get("warnings", [])} | unsolved),
-        "identity": {"problem": without_versions(problem.spec), "algorithm": without_versions(algorithm)},
+        "identity": without("version", {"problem": problem.spec, "algorithm": algorithm}),
         "component_word": component_word(problem),
         "dimension_letter": letter(problem.model),
     }

@@ -14,7 +14,7 @@ import numpy as np
 
 from smimbench.files import StoreError, canonical_json, error_line, read_json, steady_folder
 from smimbench.interfaces import Uncertain
-from smimbench.problem.problem import NoTheoryError, Problem, ProblemError, without_code
+from smimbench.problem.problem import NoTheoryError, Problem, ProblemError, without
 from smimbench.run.record import check_answer, document_text, read_answer, write_answer
 from smimbench.run.store import move_aside
 from smimbench.suite.cells import build_algorithm, build_problem, key_of
@@ -290,9 +290,9 @@ class TheoryCache:
     def _compare_code(self, problem: Problem) -> None:
         """Report which stored results belong to this problem except for the code of its items."""
         kinds = [kind for kind, spec in problem.spec.items() if "source" in spec]
-        bare, count, changed = without_code(problem.spec), 0, set()
+        bare, count, changed = without("source", problem.spec), 0, set()
         for _, other in self._stored_problems() if kinds else ():
-            if isinstance(other, dict) and other != problem.spec and without_code(other) == bare:
+            if isinstance(other, dict) and other != problem.spec and without("source", other) == bare:
                 count += 1
                 changed |= {kind for kind in kinds if other[kind].get("source") != problem.spec[kind]["source"]}
         for kind in kinds:

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from smimbench.problem.problem import without
 from smimbench.report.comparison import compare_rows, exceeds
-from smimbench.report.labels import component_word, distinguish, without_versions
+from smimbench.report.labels import component_word, distinguish
 from smimbench.report.results import Results
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
@@ -88,7 +89,7 @@ def test_a_channel_of_another_package_is_told_apart_by_its_package():
 
 def identified(noise, algorithm="gamp", version=1, **more):
     what = {"problem": {"channel": {"name": "linear", "noise": noise}}, "algorithm": {"name": algorithm}}
-    return row(identity=without_versions({**what, "version": version}), **more)
+    return row(identity=without("version", {**what, "version": version}), **more)
 
 
 def test_a_comparison_matches_what_was_run_not_what_it_is_called():
