@@ -17,8 +17,6 @@ from string import Template
 from smimbench.files import ForeseenError
 from smimbench.registry.registry import get_registry
 
-KINDS = ("inputs", "channel", "prior", "algorithm")
-
 
 class ScaffoldError(ForeseenError):
     """A new package cannot be written with this name or in this place; the message says what would be right."""
@@ -50,8 +48,6 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
     ------
     ScaffoldError
     """
-    if kind not in KINDS:
-        raise ScaffoldError(f"{kind!r} is not a kind of plugin; choose one of {', '.join(KINDS)}")
     _check_name(kind, name)
     slug, item = name.replace("-", "_"), name.replace("_", "-")
     module, distribution = f"smimbench_{slug}", f"smimbench-{item}"

@@ -9,10 +9,11 @@ import tomllib
 import pytest
 
 from smimbench.registry.registry import Registry, set_registry
-from smimbench.registry.scaffold import KINDS
 from smimbench.suite.reader import load_suite
 from smimbench.testing import check
 from tests.helpers import call
+
+KINDS = ("inputs", "channel", "prior", "algorithm")
 
 
 @pytest.fixture
