@@ -13,17 +13,13 @@ all that is new are weights in products of signals and a denoiser for each featu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, send, to_host
-from smimbench.interfaces import Denoised, Overlap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smimbench.interfaces import Array, Host, Inputs
+from smimbench.interfaces import Array, Denoised, Host, Inputs, Overlap
 
 
 class _Wrapper:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace
+from smimbench.backend.device import Backend
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive import complete_channel
 from smimbench.derive.features import WeightedPrior, weighted
 from smimbench.derive.mixed import WhitenedModel, mixed_channel, site_mixing
 from smimbench.derive.prior import complete_prior
-from smimbench.files import ForeseenError, canonical_json, error_line, error_place
-from smimbench.interfaces import Channel, Cost, Data, Inputs, Model, ParameterError, Prior, Start
+from smimbench.files import ForeseenError, JsonObject, canonical_json, error_line, error_place
+from smimbench.interfaces import Array, Channel, Cost, Data, Host, Inputs, Model, ParameterError, Prior, Start
 from smimbench.numerics.seeds import STREAMS, words
 from smimbench.problem.instance import Instance, draw_on, fill, stored_types
 from smimbench.registry.parameters import build, parameters_of, signature_of
-from smimbench.registry.registry import RegistryError, get_registry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from smimbench.backend.device import Backend
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Array, Host
-    from smimbench.registry.registry import Entry
+from smimbench.registry.registry import Entry, RegistryError, get_registry
 
 CODE = ("version", "source")
 """Keys of a specification that say which code is meant, not which mathematics."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
-from smimbench.problem.problem import ProblemError, without
+from smimbench.problem.problem import Problem, ProblemError, without
 from smimbench.registry.adapters import sizes
 from smimbench.registry.metrics import find_metric, metrics_of_accounts, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError
@@ -30,23 +31,15 @@ from smimbench.report.statistics import (
     values_of,
 )
 from smimbench.run.choice import LOST
-from smimbench.run.external import ELSEWHERE, kept_scores
+from smimbench.run.external import ELSEWHERE, Point, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import THEORY_ERRORS, NotStored
-from smimbench.suite.cells import Cell, build_algorithm
+from smimbench.run.theory_cache import THEORY_ERRORS, NotStored, TheoryCache
+from smimbench.suite.cells import Cell, Suite, build_algorithm
 from smimbench.theory.limit import BRINGS_NONE
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from smimbench.problem.problem import Problem
-    from smimbench.run.external import Point
-    from smimbench.run.theory_cache import TheoryCache
-    from smimbench.suite.cells import Suite
-
-    Optima = Mapping[tuple[str, float, int], Optimum]
-    """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension."""
+Optima = Mapping[tuple[str, float, int], Optimum]
+"""The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension."""
 
 
 class Rows(list[JsonObject]):

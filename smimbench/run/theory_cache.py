@@ -7,13 +7,14 @@ import functools
 import itertools
 import json
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from smimbench.files import StoreError, canonical_json, error_line, read_json, steady_folder
-from smimbench.interfaces import Uncertain
+from smimbench.files import JsonObject, StoreError, canonical_json, error_line, read_json, steady_folder
+from smimbench.interfaces import Conditions, Uncertain
 from smimbench.problem.problem import NoTheoryError, Problem, ProblemError, without
 from smimbench.run.record import check_answer, document_text, read_answer, write_answer
 from smimbench.run.store import move_aside
@@ -24,12 +25,6 @@ from smimbench.theory.generalization import curve_errors, point_errors
 from smimbench.theory.information import Evaluations
 from smimbench.theory.limit import own_document
 from smimbench.theory.predictions import competing, curve_of, point_document, solve_part, thresholds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from smimbench.files import JsonObject
-    from smimbench.interfaces import Conditions
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from smimbench.files import canonical_json
+from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import CODE, Problem, specification
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build, signature_of
 from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.overrides import Condition, selects
-from smimbench.suite.schema import STARTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from smimbench.files import JsonObject
-    from smimbench.suite.schema import FigureTable, Reference, RunOptions
+from smimbench.suite.schema import STARTS, FigureTable, Reference, RunOptions
 
 
 @dataclass(frozen=True)

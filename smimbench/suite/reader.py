@@ -6,32 +6,35 @@ import itertools
 import math
 import re
 import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pydantic
 
 from smimbench.derive.prior import why_theory_only
-from smimbench.files import canonical_json, printable, suggestion
+from smimbench.files import JsonObject, canonical_json, printable, suggestion
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, is_value, unknown_key
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade, by_dimension
-from smimbench.suite.overrides import check_condition, merged, override, read_condition, selects
-from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
-from smimbench.suite.settings import axes_of, budget, by_hand, product, tune_of, with_setting, words_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-    from typing import Any
-
-    from smimbench.files import JsonObject
-    from smimbench.suite.overrides import Condition
-    from smimbench.suite.schema import AlgorithmTable, FigureTable, ProblemTable, Reference, RunOptions
-    from smimbench.suite.settings import Setting
+from smimbench.suite.overrides import Condition, check_condition, merged, override, read_condition, selects
+from smimbench.suite.schema import (
+    STARTS,
+    AlgorithmTable,
+    Axes,
+    Document,
+    FigureTable,
+    ProblemTable,
+    Reference,
+    RunOptions,
+    distinct,
+    table_at,
+)
+from smimbench.suite.settings import Setting, axes_of, budget, by_hand, product, tune_of, with_setting, words_of
 
 RESERVED = ("theory", "tuning")
 """Names of folders under ``--results`` that hold something else than a suite's records."""
