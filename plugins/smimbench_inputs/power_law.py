@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class PowerLaw(Inputs):
     r"""Independent Gaussian tokens, feature k with the variance
 
-    .. math:: \lambda_k = k^{-a} \Big/ \frac1D \sum_{j=1}^D j^{-a}, \qquad k = 1..D,
+    .. math:: \lambda_k = D\, k^{-a} / \sum_{j=1}^D j^{-a}, \qquad k = 1..D,
 
-    or with that of a given spectrum, scaled to the mean 1. Signals and estimates are in the coordinates of these features, and so
-    do gradient methods see them; errors and overlaps of low-rank signals are weighted by the variances, as latents are:
+    or with that of a given spectrum, scaled to the mean 1. Signals and estimates are in the coordinates of these features, and
+    gradient methods descend in them; errors and overlaps of low-rank signals are weighted by the variances, as latents are:
     ``mse = sum_k lambda_k (w_k - w*_k)^2 / D``.
 
     Parameters

@@ -284,7 +284,7 @@ class _Reader:
                     continue
                 D = problem.inputs.shape[1]
                 if D is not None and set(sizes) != {D}:
-                    raise self.fail("grid.dimension", f"must be {D}, as of {key}.inputs")
+                    raise self.fail("grid.dimension", f"must be {D}, the number of features of {key}.inputs")
                 plans.append(
                     ProblemPlan(key, problem, tables, alphas, sizes, label or problem.label, draws, theory_only)
                 )

@@ -94,7 +94,7 @@ def test_signs_approach_their_equations(exponent):
 def test_muon_approaches_its_equations(exponent):
     how = {"momentum": 0.9, "nesterov": True}
     ratios = {
-        D: compared(exponent, D, 2, D // 2, D // 8, 1 / D, "polar", heavy_ball(0.9), 8, **how) for D in (160, 320, 640)
+        D: compared(exponent, D, 2, D // 2, D // 8, 1 / D, "polar", heavy_ball(0.9), 6, **how) for D in (100, 200, 400)
     }
     for D, (ratio, error) in ratios.items():
         assert abs(ratio - 1) < 3 * error + 4 / D, ratios

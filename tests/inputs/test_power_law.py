@@ -238,9 +238,40 @@ def test_bad_parameters_are_one_line(inputs, words):
 
 def test_the_dimension_of_a_suite_is_that_of_a_given_spectrum(tmp_path):
     text = SUITE.replace("exponent = [0.5, 1.0, 1.5]", "spectrum = [1.0, 2.0, 3.0]")
-    with pytest.raises(SuiteError, match=r"must be 3, as of problem\.inputs"):
+    with pytest.raises(SuiteError, match=r"must be 3, the number of features of problem\.inputs"):
         load_suite(write_suite(tmp_path, text))
 
 
 def test_it_keeps_its_contract():
     assert {one.status for one in check(problem_of({"name": "power-law"}).inputs)} == {"passed"}
+
+
+LAPLACE = """
+import numpy as np
+import smimbench
+from smimbench.interfaces import Law, Prior
+
+
+class Laplace(Prior):
+    name, version, reference = "laplace", 1, "none"
+    capabilities = smimbench.Capabilities(models=("sequence-multi-index",))
+    law = Law(log_density=lambda w: -np.sqrt(2) * np.abs(w))
+
+
+@smimbench.hookimpl
+def smimbench_register_priors(register):
+    register(Laplace)
+"""
+
+
+def test_signals_that_are_not_gaussian_have_no_theory_and_no_message_passing(tmp_path, capsys):
+    (tmp_path / "laplace.py").write_text(LAPLACE)
+    text = SUITE.replace('prior = "gaussian"', 'prior = "laplace"').replace("seeds     = 24", "seeds     = 1")
+    file = write_suite(tmp_path, text.replace("[0.5, 1.0, 1.5]", "[1.0]") + '\n[[algorithms]]\nname = "ridge"\n')
+    how = "--plugins", str(tmp_path / "laplace.py"), "--results", str(tmp_path)
+    assert call(capsys, "run", str(file), "--quiet", "--no-figure", *how)[0] == 0
+    rows = json.loads(call(capsys, "show", str(file), "--json", *how)[1])["rows"]
+    found = {row["algorithm"]: row for row in rows if row["metric"] == "mse"}
+    assert found["gamp"]["status_counts"] == {"skipped": 1}
+    assert found["ridge"]["status_counts"] == {"ok": 1}
+    assert found["ridge"]["theory"] is None
