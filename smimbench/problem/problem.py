@@ -247,6 +247,11 @@ class Problem:
         bare = {k: {n: v for n, v in spec.items() if n not in CODE} for k, spec in self.spec.items()}
         return canonical_json(bare)
 
+    @property
+    def seed_name(self) -> str:
+        """Text that seeds are made of: the identity without inputs, so that all inputs meet the same teachers and starts."""
+        return canonical_json(without("source", without("version", without("inputs", self.spec))))
+
     def instance(
         self,
         alpha: float,
@@ -278,7 +283,7 @@ class Problem:
         """
 
         def seeds(*name: str) -> np.random.SeedSequence:
-            return seed_sequence(seed, self.identity, alpha, dimension, replicate, *name)
+            return seed_sequence(seed, self.seed_name, alpha, dimension, replicate, *name)
 
         def stream(name: str) -> np.random.Generator:
             return np.random.Generator(np.random.PCG64DXSM(seeds(name)))
@@ -336,7 +341,7 @@ def seed_sequence(
     Parameters
     ----------
     problem : str
-        ``Problem.identity``.
+        ``Problem.seed_name``.
     stream : str
         One of ``STREAMS``.
     """

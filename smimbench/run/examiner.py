@@ -38,7 +38,7 @@ class Examiner:
 
     def __init__(self, cell: Cell, problem: Problem, backend: Backend) -> None:
         self.cell, self.problem, self.backend = cell, problem, backend
-        self._place = cell.root, problem.identity, cell.alpha, cell.dimension, cell.replicate
+        self._place = cell.root, problem.seed_name, cell.alpha, cell.dimension, cell.replicate
 
     def instance(self) -> Drawn:
         """The instance; the latest is kept: the algorithms of a suite share it."""
