@@ -10,8 +10,9 @@ def smimbench_register_inputs(register: Callable[[type], None]) -> None:
     """Register the inputs in this folder."""
     from smimbench_inputs.array import ArrayInputs
     from smimbench_inputs.correlated import CorrelatedTokens
-    from smimbench_inputs.independent import Gaussian, HeavyTails, Sphere
+    from smimbench_inputs.independent import Gaussian, HeavyTails, OneHot, Sphere
     from smimbench_inputs.power_law import PowerLaw
+    from smimbench_inputs.text import Text
 
-    for inputs in (ArrayInputs, CorrelatedTokens, Gaussian, HeavyTails, PowerLaw, Sphere):
+    for inputs in (ArrayInputs, CorrelatedTokens, Gaussian, HeavyTails, OneHot, PowerLaw, Sphere, Text):
         register(inputs)

@@ -1,4 +1,4 @@
-"""Independent tokens: Gaussian, with heavy tails, or on a sphere."""
+"""Independent tokens: Gaussian, with heavy tails, on a sphere, or with one entry."""
 
 from __future__ import annotations
 
@@ -92,3 +92,22 @@ class Sphere(Independent):
         """The tokens ``z`` (n, T, D), each scaled to the length ``sqrt(D)``."""
         xp = namespace(z)
         return z * xp.sqrt(z.shape[-1] / xp.sum(z * z, axis=-1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class OneHot(Independent):
+    """Independent tokens ``+-sqrt(D) e_k``, k uniform in 1..D: of mean 0 (for the sign), covariance 1 and length ``sqrt(D)``.
+
+    Projections of a token are not Gaussian at any D.
+    """
+
+    name = "one-hot"
+    reference = "uniform measure on the coordinate axes"
+
+    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Host:
+        """Draw (n, T, D) numbers on the host."""
+        x = np.zeros((n, tokens, dimension))
+        entry = rng.integers(0, dimension, (n, tokens, 1))
+        signs = 2.0 * rng.integers(0, 2, entry.shape) - 1
+        np.put_along_axis(x, entry, math.sqrt(dimension) * signs, axis=-1)
+        return x

@@ -147,3 +147,24 @@ def test_a_wrong_name_or_parameter_is_one_line(tmp_path):
         with pytest.raises(SuiteError) as error:
             load_suite(write_suite(tmp_path, text))
         assert message in str(error.value)
+
+
+def test_one_hot_tokens_have_one_entry_the_identity_and_no_gaussian_sums():
+    x = problem_of("one-hot").instance(400.0, 6).inputs
+    assert (np.count_nonzero(x, axis=-1) == 1).all()
+    np.testing.assert_allclose(np.sum(x * x, axis=-1), 6)
+    flat = x.reshape(-1, 6)
+    np.testing.assert_allclose(flat.T @ flat / len(flat), np.eye(6), atol=0.3)
+    np.testing.assert_allclose(flat.mean(axis=0), 0, atol=0.15)
+    assert {one.status for one in check(problem_of("one-hot").inputs)} == {"passed", "skipped"}
+
+
+def test_all_inputs_meet_the_same_teachers():
+    """So that errors on two kinds of tokens are compared in pairs."""
+    names = ("gaussian", "sphere", "heavy-tails", "one-hot", {"name": "correlated-tokens", "decay": 0.3})
+    signals = [problem_of(name).instance(1.0, 12, 2).signal for name in names]
+    for signal in signals[1:]:
+        np.testing.assert_array_equal(signal, signals[0])
+    gaussian, sphere = (problem_of(name).instance(1.0, 12, 2).inputs for name in names[:2])
+    np.testing.assert_allclose(sphere, gaussian * np.sqrt(12 / np.sum(gaussian**2, axis=-1, keepdims=True)))
+    assert not np.array_equal(problem_of("sphere").instance(1.0, 12, 3).signal, signals[0])

@@ -27,6 +27,8 @@ ITEMS = [
     made("inputs", "heavy-tails"),
     made("inputs", "power-law"),
     made("inputs", "sphere"),
+    made("inputs", "one-hot"),
+    made("inputs", "text"),
     made("channel", "linear", LOW, tokens=2),
     made("channel", "linear", LOW, tokens=2, components=3, noise=0.3),
     made("channel", "sign", LOW),

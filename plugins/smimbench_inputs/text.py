@@ -1,0 +1,187 @@
+"""Words of a text, embedded by the words around them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from smimbench.files import error_line
+from smimbench.interfaces import Capabilities, Inputs, ParameterError, require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scipy.sparse import csr_array
+
+    from smimbench.interfaces import Host
+
+WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+SENTENCE = re.compile(r"[.!?]+\s|\n\s*\n")
+QUESTION = re.compile(r"^[A-Z]+:\w+ ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Text(Inputs):
+    r"""Words of a text in order: a sample is T consecutive words of a sentence, drawn without replacement.
+
+    A word is embedded by the D leading left singular vectors of the matrix (words, words) of positive pointwise mutual
+    information,
+
+    .. math:: P_{vw} = \max\Big(0, \log \frac{N_{vw} N}{N_v N_w}\Big),
+
+    with N_vw the number of times that w is found at most ``window`` words from v in a sentence, and its sums. Vectors are less
+    their mean and whitened: ``x = L^{-1} (u - mean)``, ``L L^T`` the covariance, both over the occurrences of words. (So
+    singular values do not matter.) What is learned, vectors, mean and covariance, is learned from every second sentence;
+    samples are from the others, less the words that only these have. There, mean and covariance are near 0 and 1. Lengths of
+    tokens fluctuate at any D, as frequent words are short vectors and rare ones long.
+
+    Seeds share the samples of the text. The same text gives the same bits on the same machine.
+
+    Parameters
+    ----------
+    path : str or None
+        A text file, in UTF-8 or Latin-1. Where each line is a question of TREC, ``COARSE:fine question``, the class is left
+        out. Without a path: ``pydoc_data.topics`` of the standard library, which differs between versions of Python.
+    window : int
+        Largest distance of words that are found together.
+    split : str
+        ``"text"``, as above, or ``"vocabulary"``: vectors are learned from the whole text, mean and covariance from every
+        second word of the vocabulary by frequency, and samples are of the other words, less those in between.
+    normalized : bool
+        Scale every token to ``|x|^2 = D``.
+    shuffled : bool
+        Shuffle the words of all samples: each token has the same law, and tokens of a sample are independent.
+    digest : str
+        First 16 digits of the text's SHA-256. Filled in from the text; where it is given, another text is refused.
+
+    Raises
+    ------
+    ParameterError
+        If there is no such text, if it is not the one of the digest, or, when they are drawn, if it has fewer samples, or too
+        few words for the dimension.
+
+    References
+    ----------
+    Levy, Goldberg, Dagan, TACL 3, 211 (2015), doi:10.1162/tacl_a_00134.
+    """
+
+    path: str | None = None
+    window: int = 5
+    split: Literal["text", "vocabulary"] = "text"
+    normalized: bool = False
+    shuffled: bool = False
+    digest: str = ""
+
+    name = "text"
+    version = 1
+    reference = "Levy, Goldberg, Dagan, TACL 3, 211 (2015)"
+    capabilities = Capabilities()
+
+    def __post_init__(self) -> None:
+        require(self, "window", self.window >= 1, "at least 1")
+        object.__setattr__(self, "digest", _text(self.path, self.digest)[1])
+
+    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Host:
+        """Draw n different samples of the text."""
+        vectors, samples = self.embedded(tokens, dimension)
+        if len(samples) < n:
+            raise ParameterError("path", f"must have {n} samples of {tokens} consecutive words, has {len(samples)}")
+        if self.shuffled:
+            samples = rng.permutation(samples.ravel()).reshape(samples.shape)
+        return vectors[samples[rng.permutation(len(samples))[:n]]]
+
+    def embedded(self, tokens: int, dimension: int) -> tuple[Host, Host]:
+        """Vectors (V, D) of the vocabulary, and all samples (N, T) of the text: numbers of words, in order."""
+        vectors, sentences = _embedded(self.path, self.digest, self.window, self.split, dimension)
+        if self.normalized:
+            vectors = vectors * np.sqrt(dimension / np.sum(vectors**2, axis=1, keepdims=True))
+        whole = [words[: len(words) // tokens * tokens].reshape(-1, tokens) for words in sentences]
+        return vectors, np.concatenate([np.zeros((0, tokens), dtype=int), *whole])
+
+    def covariance(self, tokens: int, dimension: int) -> Host:
+        """Covariance (T, T) over tokens of all samples, a mean over features, scaled to the mean 1 along its diagonal.
+
+        ``correlated-tokens`` takes it as its ``covariance``: Gaussian tokens with the correlations of this text.
+        """
+        vectors, samples = self.embedded(tokens, dimension)
+        if self.shuffled:
+            return np.eye(tokens)
+        x = vectors[samples]
+        x = x - x.mean(axis=(0, 1))
+        C = np.einsum("nsk,ntk->st", x, x)
+        return np.asarray(C * (tokens / np.trace(C)))
+
+
+def _text(path: str | None, digest: str) -> tuple[str, str]:
+    """Text of a file, or the one of the standard library, without the classes of questions; and its digest."""
+    if path is None:
+        from pydoc_data.topics import topics
+
+        text = "\n\n".join(topics[name] for name in sorted(topics))
+    else:
+        try:
+            raw = Path(path).read_bytes()
+        except OSError as error:
+            raise ParameterError("path", f"must be a text file: {error_line(error)}") from None
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            text = raw.decode("latin-1")
+        lines = [line for line in text.splitlines() if line.strip()]
+        if all(map(QUESTION.match, lines)):
+            text = "\n\n".join(QUESTION.sub("", line) for line in lines)
+    found = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if digest not in ("", found):
+        raise ParameterError("digest", f"must be that of the text, {found}, got {digest}")
+    return text, found
+
+
+def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr_array:
+    """Positive pointwise mutual information (V, V) of words that are at most ``window`` apart in a sentence."""
+    from scipy.sparse import coo_array, csr_array
+
+    words = np.concatenate([np.zeros(0, dtype=int), *sentences])
+    of = np.repeat(np.arange(len(sentences)), [len(sentence) for sentence in sentences])
+    N = csr_array((size, size))
+    for step in range(1, window + 1):
+        near = np.flatnonzero(of[step:] == of[:-step])
+        found = (np.ones(len(near)), (words[near], words[near + step]))
+        N = N + coo_array(found, shape=(size, size)).tocsr()
+    N = coo_array(N + N.T)
+    of_word = np.asarray(N.sum(axis=0))
+    values = np.log(N.data * (of_word.sum() / (of_word[N.row] * of_word[N.col])))
+    return csr_array((np.maximum(values, 0), (N.row, N.col)), shape=N.shape)
+
+
+@lru_cache(maxsize=4)
+def _embedded(path: str | None, digest: str, window: int, split: str, dimension: int) -> tuple[Host, list[Host]]:
+    """Whitened vectors (V, D) of all words, and the sentences (numbers of words) that samples are from."""
+    from scipy.linalg import solve_triangular
+    from scipy.sparse.linalg import svds
+
+    text = [found for part in SENTENCE.split(_text(path, digest)[0].lower()) if (found := WORD.findall(part))]
+    counts = Counter(word for sentence in (text[::2] if split == "text" else text) for word in sentence)
+    number = {word: i for i, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word)))}
+    sentences = [np.array([number[word] for word in sentence if word in number], dtype=int) for sentence in text]
+    if split == "text":
+        learned, used = sentences[::2], sentences[1::2]
+        fitted = np.ones(len(number), dtype=bool)
+    else:
+        # Ranks 0, 3, 4, 7, 8, ... against 1, 2, 5, 6, ...: both halves have words of all frequencies.
+        fitted = np.isin(np.arange(len(number)) % 4, (0, 3))
+        learned, used = sentences, [words[~fitted[words]] for words in sentences]
+    if (words := int(fitted.sum())) <= dimension:
+        raise ParameterError("path", f"must have more than {dimension} different words to learn from, has {words}")
+    vectors = svds(mutual_information(learned, len(number), window), k=dimension, v0=np.ones(len(number)))[0]
+    weights = fitted * np.bincount(np.concatenate(learned), minlength=len(number))
+    weights = weights / weights.sum()
+    vectors = vectors - weights @ vectors
+    root = np.linalg.cholesky(vectors.T @ (weights[:, None] * vectors))
+    return np.ascontiguousarray(solve_triangular(root, vectors.T, lower=True).T), used
