@@ -8,25 +8,22 @@ import math
 import os
 import re
 import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
-from smimbench.files import canonical_json
+from smimbench.files import JsonObject, canonical_json
+from smimbench.problem.problem import Problem
 from smimbench.registry.adapters import refusal, sizes
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import Limits
 from smimbench.run.processes import in_processes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from smimbench.problem.problem import Problem
-    from smimbench.suite.cells import Cell
+from smimbench.suite.cells import Cell
 
 TRIAL = 0.02
 """Seconds of an iteration, by its matrix products, that a trial is cut down to. Doubled, a dry run takes twice as long."""
@@ -71,7 +68,7 @@ class _Past(NamedTuple):
 
 
 def estimate_cost(
-    cells: Sequence[Cell], workers: int, past: Iterable[Mapping[str, Any]] = (), *, trials: bool = True
+    cells: Sequence[Cell], workers: int, past: Iterable[JsonObject] = (), *, trials: bool = True
 ) -> Estimate:
     """Estimate the cost of a suite before anything is drawn.
 
