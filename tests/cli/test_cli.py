@@ -362,7 +362,7 @@ def test_list_has_everything_by_kind(capsys):
     code, out, _ = call(capsys, "list", "--json")
     assert code == 0
     found = one_document(out)
-    assert list(found) == ["models", "channels", "priors", "metrics", "algorithms", "suites"]
+    assert list(found) == ["models", "inputs", "channels", "priors", "metrics", "algorithms", "suites"]
     names = {kind: {item["name"] for item in items} for kind, items in found.items()}
     assert names["models"] == {"attention-indexed", "sequence-multi-index"}
     assert names["priors"] >= {"wishart", "gaussian"}
