@@ -48,6 +48,7 @@ SIZES: dict[str, list[str]] = {
         "problems.4.grid.seeds=[8, 6, 4]",
     ],
     "aim-gd": ["grid.dimension=24", "grid.seeds=2", "algorithms.averaged adam.students=4"],
+    "universality": ["grid.dimension=[24, 48]", "grid.seeds=4"],
     "smi-sgd-order": ["grid.dimension=60", "grid.seeds=2"],
     "scaling": [
         "problems.0.grid.dimension=[50, 100, 200]",

@@ -85,7 +85,8 @@ def collect(slow: bool = False) -> dict[str, Any]:
 def _shipped() -> list[str]:
     from smimbench.suite.reader import shipped_suites
 
-    return sorted(shipped_suites())
+    # The keys of universality hold a digest of a text that differs between versions of Python.
+    return sorted(shipped_suites().keys() - {"universality"})
 
 
 def cell_keys() -> dict[str, list[Any]]:

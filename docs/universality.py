@@ -1,0 +1,208 @@
+"""Tables and figure of universality.md: what the tokens of an arm are like, and paired ratios of errors against Gaussian tokens.
+
+python docs/universality.py                            # before a run: statistics of the arms
+smimbench run universality
+python docs/universality.py results/universality       # after it: tests of equivalence and slopes in 1/d
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+import smimbench
+from smimbench.suite.reader import Suite
+
+MARGIN = math.log(1.03)  # errors within 3% are equivalent
+BASE = "gaussian"
+
+
+class Design(NamedTuple):
+    """What the tokens of one data set are like: see the table of universality.md."""
+
+    samples: int
+    length: float  # standard deviation of |x|^2 / D
+    correlation: float  # mean of x_1 x_2 / D
+    projection: float  # kurtosis of projections of a token
+    quadratic: float  # kurtosis of x_1^T S x_2 for the teacher
+    equations: int  # independent ones in noiseless softmax labels
+
+
+class Equivalence(NamedTuple):
+    """Mean logarithm of paired ratios, its standard error and its interval of 90%."""
+
+    mean: float
+    error: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """Two one-sided tests at 5%: the interval lies within the margin, or beyond it, or neither."""
+        if self.low > -MARGIN and self.high < MARGIN:
+            return "equivalent"
+        return "different" if self.low > MARGIN or self.high < -MARGIN else "undecided"
+
+
+def equivalence(logarithms: np.ndarray) -> Equivalence:
+    """Two one-sided t tests at 5%, as the interval of 90% of the mean."""
+    n = len(logarithms)
+    mean, error = float(np.mean(logarithms)), float(np.std(logarithms, ddof=1) / math.sqrt(n))
+    reach = float(stats.t(n - 1).ppf(0.95)) * error
+    return Equivalence(mean, error, mean - reach, mean + reach)
+
+
+def trend(dimensions: np.ndarray, means: np.ndarray, errors: np.ndarray) -> tuple[tuple[float, float], ...]:
+    """Limit and slope of ``mean = limit + slope / d``, each with its standard error, by weighted least squares."""
+    X = np.stack([np.ones(len(dimensions)), 1 / dimensions], axis=1) / errors[:, None]
+    covariance = np.linalg.inv(X.T @ X)
+    found = covariance @ X.T @ (means / errors)
+    return tuple((float(value), float(error)) for value, error in zip(found, np.sqrt(np.diag(covariance))))
+
+
+def equations(tokens: np.ndarray) -> int:
+    r"""Rank of noiseless softmax labels of two tokens (n, 2, D) as equations for S: ``words + pairs - components``.
+
+    A label tells ``h_aa - h_ab`` and ``h_bb - h_ab``. Unknowns are one ``x^T S x`` for each word and one ``x^T S x'`` for each
+    pair of different words that meet, words x and -x being one. A constant in a connected component of this graph is not seen,
+    unless words of it meet with both signs. Vectors are taken as generic, so this is the rank as long as unknowns are fewer
+    than the entries of S.
+    """
+    flat = tokens.reshape(-1, tokens.shape[-1])
+    signs = np.sign(np.take_along_axis(flat, np.argmax(flat != 0, axis=1)[:, None], axis=1))
+    words = np.unique(flat * signs, axis=0, return_inverse=True)[1].reshape(-1, 2)
+    size = int(words.max()) + 1
+    signed = np.unique(np.column_stack([np.sort(words, axis=1), signs.reshape(-1, 2).prod(axis=1)]).astype(int), axis=0)
+    loops = signed[:, 0] == signed[:, 1]
+    pairs, times = np.unique(signed[~loops, :2], axis=0, return_counts=True)
+    graph = coo_array((np.ones(len(pairs)), pairs.T), shape=(size, size))
+    components, of = connected_components(graph, directed=False)
+    seen = of[np.concatenate([signed[loops & (signed[:, 2] < 0), 0], pairs[times == 2, 0]])]
+    return size + len(pairs) - (int(components) - len(np.unique(seen)))
+
+
+def design(problem: Any, alpha: float, dimension: int) -> Design:
+    """Statistics of the first data set of a problem."""
+    instance = problem.instance(alpha, dimension)
+    x, S = instance.inputs, instance.signal[0]
+    S = S - np.trace(S) / dimension * np.eye(dimension)
+    directions = np.random.default_rng(0).standard_normal((dimension, 200))
+    projected = x.reshape(-1, dimension) @ directions
+    quadratic = np.sum((x[:, 0] @ S) * x[:, 1], axis=-1)
+    return Design(
+        len(x),
+        float(np.std(np.sum(x * x, axis=-1) / dimension)),
+        float(np.mean(np.sum(x[:, 0] * x[:, 1], axis=-1)) / dimension),
+        float(stats.kurtosis(projected, axis=None, fisher=False)),
+        float(stats.kurtosis(quadratic, fisher=False)),
+        equations(x),
+    )
+
+
+def statistics(suite: Suite) -> str:
+    """Table of the arms, of softmax labels, at every dimension."""
+    lines = [
+        "| arm | d | n | std of length² / d | correlation | kurtosis, projection | kurtosis, x₁ᵀSx₂ | equations / 2n "
+        "| ridge / Gaussian |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for plan in suite.plans:
+        channel, _, arm = plan.label.partition(": ")
+        for D in plan.dimensions if channel == "softmax" else ():
+            one, entries = design(plan.problem, plan.alphas[0], D), D * (D + 1) / 2
+            ratio = (1 - one.equations / entries) / (1 - 2 * one.samples / entries)
+            numbers = (one.length, one.correlation, one.projection, one.quadratic)
+            cells = [f"{value:.2f}" for value in (*numbers, one.equations / (2 * one.samples), ratio)]
+            lines.append(f"| {arm} | {D} | {one.samples} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def paired(suite: Suite, folder: Path) -> dict[tuple[str, str, str, int], np.ndarray]:
+    """Logarithms of the ratio to Gaussian tokens, by channel, arm, algorithm and dimension; seeds that both have."""
+    frame = smimbench.load(folder).values
+    rows = frame if isinstance(frame, list) else frame.to_dict("records")
+    keys = {cell.key for cell in suite.cells()}
+    found: dict[tuple[str, str, str, int], dict[int, float]] = {}
+    for row in rows:
+        if row["metric"] == "mse" and row["key"] in keys:
+            channel, _, arm = row["problem"].partition(": ")
+            found.setdefault((channel, arm, row["algorithm"], row["dimension"]), {})[row["replicate"]] = row["value"]
+    ratios = {}
+    for (channel, arm, *rest), errors in found.items():
+        base = found.get((channel, BASE, *rest), {})
+        common = sorted(set(errors) & set(base))
+        if arm != BASE and len(common) > 1:
+            ratios[channel, arm, *rest] = np.array([math.log(errors[seed] / base[seed]) for seed in common])
+    return ratios
+
+
+def results(ratios: dict[tuple[str, str, str, int], np.ndarray]) -> str:
+    """Table of ratios with their intervals, verdicts, limits and slopes."""
+    lines = [
+        "| labels | algorithm | arm | d | pairs | error / Gaussian, 90% | verdict | limit | slope in 1/d |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for channel, arm, algorithm in dict.fromkeys(key[:3] for key in ratios):
+        sizes = sorted(key[3] for key in ratios if key[:3] == (channel, arm, algorithm))
+        tests = [equivalence(ratios[channel, arm, algorithm, D]) for D in sizes]
+        line = ["", ""]
+        if len(sizes) > 1:
+            means, errors = np.array([(one.mean, one.error) for one in tests]).T
+            (limit, wide), (slope, steep) = trend(np.array(sizes, dtype=float), means, errors)
+            line = [f"{math.exp(limit):.3f} ± {math.exp(limit) * wide:.3f}", f"{slope:.2f} ± {steep:.2f}"]
+        for D, one in zip(sizes, tests):
+            interval = f"{math.exp(one.mean):.3f} ({math.exp(one.low):.3f} to {math.exp(one.high):.3f})"
+            pairs = len(ratios[channel, arm, algorithm, D])
+            cells = [channel, algorithm, arm, str(D), str(pairs), interval, one.verdict]
+            lines.append("| " + " | ".join([*cells, *(line if sizes[-1] == D else ["", ""])]) + " |")
+    return "\n".join(lines)
+
+
+def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> None:
+    """Ratios over 1/d, a panel for each kind of labels and algorithm; the band is the margin."""
+    import matplotlib.pyplot as plt
+
+    columns = list(dict.fromkeys((channel, algorithm) for channel, _, algorithm, _ in ratios))
+    figure, panels = plt.subplots(
+        1, len(columns), figsize=(3.2 * len(columns), 3.4), squeeze=False, layout="constrained"
+    )
+    for panel, (channel, algorithm) in zip(panels[0], columns):
+        panel.axhspan(math.exp(-MARGIN), math.exp(MARGIN), color="0.9")
+        for arm in dict.fromkeys(key[1] for key in ratios):
+            sizes = sorted(key[3] for key in ratios if key[:3] == (channel, arm, algorithm))
+            tests = [equivalence(ratios[channel, arm, algorithm, D]) for D in sizes]
+            middle = np.exp([one.mean for one in tests])
+            reach = np.abs(np.exp([[one.low for one in tests], [one.high for one in tests]]) - middle)
+            panel.errorbar([1 / D for D in sizes], middle, reach, marker="o", markersize=3, label=arm)
+        panel.set(title=f"{channel}, {algorithm}", xlabel="1/d", yscale="log", xlim=(0, None))
+    panels[0, 0].set_ylabel("error / error on Gaussian tokens")
+    panels[0, 0].legend(fontsize=7)
+    figure.savefig(file, dpi=150)
+
+
+def main() -> None:
+    """Print the table of the arms, or that of the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", help="folder of the suite's results")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in smimbench run")
+    parser.add_argument("--figure", type=Path, help="file of the figure")
+    arguments = parser.parse_args()
+    suite = smimbench.load_suite("universality", arguments.set)
+    if arguments.results is None:
+        print(statistics(suite))  # noqa: T201
+        return
+    ratios = paired(suite, arguments.results)
+    print(results(ratios))  # noqa: T201
+    if arguments.figure:
+        draw(ratios, arguments.figure)
+
+
+if __name__ == "__main__":
+    main()
