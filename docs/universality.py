@@ -135,7 +135,7 @@ def paired(suite: Suite, folder: Path) -> dict[tuple[str, str, str, int], np.nda
             channel, _, arm = row["problem"].partition(": ")
             found.setdefault((channel, arm, row["algorithm"], row["dimension"]), {})[row["replicate"]] = row["value"]
     ratios = {}
-    for (channel, arm, *rest), errors in found.items():
+    for (channel, arm, *rest), errors in sorted(found.items(), key=lambda one: (one[0][0], one[0][2], one[0][1])):
         base = found.get((channel, BASE, *rest), {})
         common = sorted(set(errors) & set(base))
         if arm != BASE and len(common) > 1:
