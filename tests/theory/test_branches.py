@@ -31,6 +31,9 @@ class Problem:
         self.channel, self.components = channel, components
         self.model, self.prior = Model(sites, kappa), prior or Gaussian()
 
+    def require_theory(self):
+        """Its inputs are Gaussian."""
+
 
 class Apart(Channel):
     """Independent components; of component a the sample ratio is given as a function of its overlap, ``ratios[a](q)``.

@@ -123,6 +123,9 @@ class Problem:
         self.channel, self.prior, self.components = channel, prior, components
         self.model = type("Model", (), {"sites": sites, "kappa": 1.0, "rank": "low"})
 
+    def require_theory(self):
+        """Its inputs are Gaussian."""
+
 
 def linear():
     return SequenceLinear(tokens=1)
