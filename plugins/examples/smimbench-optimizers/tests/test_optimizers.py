@@ -258,11 +258,11 @@ def test_several_students_are_averaged():
     assert several.metrics["mse"][0] < one.metrics["mse"][0]
 
 
-def test_contenders_of_the_board_make_a_thousand_passes_on_each_of_its_problems():
+def test_contenders_of_the_board_have_as_many_passes_on_each_of_its_problems():
     pytest.importorskip("smimbench_phase_retrieval")
-    cells = load_suite(pathlib.Path(__file__).parent.parent / "board.toml", ["grid.seeds=1"]).cells()
+    cells = load_suite(pathlib.Path(__file__).parent.parent / "board.toml").cells()
     passes = {}
-    for cell in cells:
+    for cell in {(cell.problem_label, cell.algorithm_label): cell for cell in cells}.values():
         problem, algorithm = cell.rebuild()
         plan = algorithm.plan(sizes(100, problem.model.tokens, 50))
         if (plan.steps or 1) > 1:
@@ -270,4 +270,4 @@ def test_contenders_of_the_board_make_a_thousand_passes_on_each_of_its_problems(
             gradients = {"optax.sam": 2, "torch.lbfgs": 25}.get(cell.algorithm["name"], 1)
             passes.setdefault(cell.problem_label, []).append(plan.steps * gradients)
     assert len(passes) == 6
-    assert all(found == [1000] * 11 for found in passes.values())
+    assert all(found == [300] * 11 for found in passes.values())
