@@ -275,3 +275,14 @@ def test_signals_that_are_not_gaussian_have_no_theory_and_no_message_passing(tmp
     assert found["gamp"]["status_counts"] == {"skipped": 1}
     assert found["ridge"]["status_counts"] == {"ok": 1}
     assert found["ridge"]["theory"] is None
+
+
+def test_theory_without_a_suite_takes_the_number_of_features():
+    from smimbench import theory
+
+    asked = {"model": "sequence-multi-index", "channel": "sign", "prior": "gaussian", "tokens": 1, "alpha": [1.3]}
+    (independent,) = theory(**asked).table
+    (flat,) = theory(**asked, inputs="power-law", exponent=0.0, features=37).table
+    (steep,) = theory(**asked, inputs="power-law", features=37).table
+    assert flat["mse"] == pytest.approx(independent["mse"], rel=1e-9)
+    assert steep["mse"] < 0.95 * flat["mse"]
