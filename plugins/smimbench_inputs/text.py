@@ -36,11 +36,12 @@ class Text(Inputs):
 
     .. math:: P_{vw} = \max\Big(0, \log \frac{N_{vw} N}{N_v N_w}\Big),
 
-    with N_vw the number of times that w is found at most ``window`` words from v in a sentence, and its sums. Vectors are less
-    their mean and whitened: ``x = L^{-1} (u - mean)``, ``L L^T`` the covariance, both over the occurrences of words. (So
-    singular values do not matter.) What is learned, vectors, mean and covariance, is learned from every second sentence;
-    samples are from the others, less the words that only these have. There, mean and covariance are near 0 and 1. Lengths of
-    tokens fluctuate at any D, as frequent words are short vectors and rare ones long.
+    with N_vw the number of times that w occurs at most ``window`` words from v in the same sentence, and N_v, N its sums.
+    The mean is subtracted from the vectors, and they are whitened: ``x = L^{-1} (u - mean)``, ``L L^T`` the covariance, both
+    over the occurrences of words. (Singular values therefore do not matter.) Vectors, mean and covariance are learned from
+    every second sentence. Samples come from the other sentences, without words that occur only there; their mean and
+    covariance are close to 0 and 1. Lengths of tokens fluctuate at any D: frequent words have short vectors, rare words long
+    ones.
 
     Seeds share the samples of the text. The same text gives the same bits on the same machine.
 

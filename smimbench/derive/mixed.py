@@ -57,7 +57,7 @@ class WhitenedModel:
     def __init__(self, model: Model, mixing: Host) -> None:
         self.model = model
         self._inverse = np.linalg.inv(mixing)
-        # Models subtract the trace for independent tokens: latents of a matrix of trace sqrt(D) that must be put right.
+        # Models subtract the trace for independent tokens: for correlated ones a multiple of the trace is missing.
         self._shift = np.zeros(len(mixing))
         if model.rank == "extensive":
             identity = np.array([(a == b) / math.sqrt(2) for a, b in site_pairs(model.tokens)])
