@@ -57,8 +57,7 @@ SIZES: dict[str, list[str]] = {
     "aim-two-layers": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "smi-three-layers": ["grid.dimension=[150, 300]", "grid.seeds=8"],
 }
-"""What is changed of each suite: sizes and seeds at which verdicts are decided, two hours of one core in all. Nothing: the suite as
-it is written."""
+"""What is changed of each suite: sizes and seeds at which verdicts are decided. Nothing: the suite as it is written."""
 
 
 PROFILED = 3
