@@ -54,7 +54,7 @@ SIZES: dict[str, list[str]] = {
         "problems.5.grid.dimension=100",
     ],
     "aim-hardmax-tokens": ["grid.dimension=[50, 100]", "grid.seeds=16"],
-    "aim-two-layers": ["grid.dimension=[50, 100]", "grid.seeds=8"],
+    "aim-two-layers": ["grid.dimension=[50, 100]", "grid.seeds=4", "grid.alpha=[0.05, 0.2, 0.45]"],
     "smi-three-layers": ["grid.dimension=[150, 300]", "grid.seeds=8"],
 }
 """What is changed of each suite: sizes and seeds at which verdicts are decided. Nothing: the suite as it is written."""
