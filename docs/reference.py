@@ -21,7 +21,7 @@ WORK = FOLDER / "work"
 SIZES: dict[str, list[str]] = {
     "quickstart": [],
     "contenders": ["grid.seeds=16", "grid.dimension=[200, 400]", "problems.0.grid.dimension=[50, 100]"],
-    "optimizers": ["grid.dimension=[50, 100]", "grid.seeds=16"],
+    "optimizers": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "aim-softmax": ["grid.dimension=[50, 100]", "grid.seeds=16"],
     "aim-hardmax": ["grid.dimension=[50, 100]", "grid.seeds=16"],
     "aim-linear": ["grid.dimension=[50, 100]", "grid.seeds=16"],
@@ -43,7 +43,7 @@ SIZES: dict[str, list[str]] = {
         "problems.2.grid.dimension=1000",
     ],
     "finite-size": ["grid.dimension=[50, 100, 200]", "grid.seeds=[32, 16, 8]", "problems.3.grid.seeds=[64, 48, 32]"],
-    "aim-gd": ["grid.dimension=[50, 100]", "grid.seeds=16", "algorithms.averaged adam.students=8"],
+    "aim-gd": ["grid.dimension=[50, 100]", "grid.seeds=8", "algorithms.averaged adam.students=8"],
     "universality": ["grid.dimension=[24, 48]", "grid.seeds=4"],
     "smi-sgd-order": ["grid.seeds=16"],
     "scaling": [
@@ -53,7 +53,7 @@ SIZES: dict[str, list[str]] = {
         "problems.5.channel.accuracy=[1e-2, 1e-3]",
         "problems.5.grid.dimension=100",
     ],
-    "aim-hardmax-tokens": ["grid.dimension=[50, 100]", "grid.seeds=16"],
+    "aim-hardmax-tokens": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "aim-two-layers": ["grid.dimension=[50, 100]", "grid.seeds=4", "grid.alpha=[0.05, 0.2, 0.45]"],
     "smi-three-layers": ["grid.dimension=[150, 300]", "grid.seeds=8"],
 }
