@@ -53,7 +53,9 @@ class ArrayInputs(Inputs):
         try:
             stamp = Path(self.path).stat()
             found = _loaded(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[1]
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except ParameterError:
+            raise
+        except (OSError, ValueError, EOFError) as error:
             raise ParameterError(
                 "path", f"must be a .npy or .npz file with numbers (N, T, D): {error_line(error)}"
             ) from None
@@ -84,6 +86,8 @@ def _loaded(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
     """The array of a file (N, T, D) and its digest; ``stamp`` tells that the file has changed."""
     del stamp
     file = np.load(path, allow_pickle=False)
+    if not isinstance(file, np.ndarray) and key not in file:
+        raise ParameterError("key", f"must be one of {', '.join(file)}, the arrays of {path}, got {key!r}")
     array = np.asarray(file if isinstance(file, np.ndarray) else file[key])
     if array.ndim == 2:
         array = array[:, None, :]

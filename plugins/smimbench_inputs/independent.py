@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Capabilities, Inputs, ParameterError
+from smimbench.interfaces import Capabilities, Inputs, require
 from smimbench.interfaces.checks import LARGEST
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class HeavyTails(Independent):
     reference = "Student, Biometrika 6, 1 (1908)"
 
     def __post_init__(self) -> None:
-        if not 2 < self.degrees <= LARGEST:
-            raise ParameterError("degrees", f"must be > 2, so that the variance is finite, got {self.degrees}")
+        fits = 2 < self.degrees <= LARGEST
+        require(self, "degrees", fits, f"> 2 and at most {LARGEST:g}, so that the variance is finite")
 
     def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Host:
         """Draw (n, T, D) numbers on the host."""

@@ -25,7 +25,7 @@ class Inputs(Item):
 
     transform: Callable[[Array], Array] | None = None
     """``transform(z)``: tokens from iid N(0, 1) numbers ``z`` (n, T, D), on their namespace and device, sample by sample. Without
-    it: ``draw`` is needed; ``run.draw = "device"`` draws on the host and moves every block."""
+    it: ``draw`` is needed; ``run.draw = "device"`` draws all samples on the host and moves them."""
 
     shape: tuple[int | None, int | None] = (None, None)
     """``(T, D)`` of tokens that exist in one size only; where variances are not all 1, theory is for this D, and a parameter

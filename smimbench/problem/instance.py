@@ -223,14 +223,16 @@ def draw_on(
     labels = []
     # One seed per block, of a size that depends on the shape alone: how the rest is chunked changes no bit.
     size = max(1, DEVICE_BLOCK // math.prod(shape[1:]))
+    host: Any = None
+    if law.transform is None:  # all at once: samples of a file are different ones
+        host = drawn(law, np.random.Generator(np.random.PCG64DXSM(block_seed(0))), *shape)
 
     def draw(block: int) -> Array:
-        rows = min(size, n - block * size)
-        if law.transform is not None:
-            x = law.transform(device.standard_normal(block_seed(block))((rows, *shape[1:])))
+        first = block * size
+        if law.transform is None:
+            x = device.asarray(host[first : first + size], dtype="float64")
         else:
-            own = np.random.Generator(np.random.PCG64DXSM(block_seed(block)))
-            x = device.asarray(drawn(law, own, rows, *shape[1:]), dtype="float64")
+            x = law.transform(device.standard_normal(block_seed(block))((min(size, n - first), *shape[1:])))
         return xp.astype(x, number, copy=False)
 
     inputs = xp.empty(shape if stays else (0, *shape[1:]), dtype=number, device=device.device)

@@ -1,12 +1,15 @@
 """Inputs as items of a problem: their laws, their place in suites and keys, fresh samples, devices, theory where it is known."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
+from smimbench.problem import instance as instance_module
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.run.cell import run_cell
 from smimbench.suite import SuiteError
@@ -73,6 +76,9 @@ def test_an_array_that_does_not_fit_or_has_changed_is_refused(tmp_path):
     for alpha, dimension in ((1.0, 7), (2.0, 8)):
         with pytest.raises(ValueError, match=r"must have at least .* samples .* has \(9, 3, 8\)"):
             problem_of(table).instance(alpha, dimension)
+    np.savez(tmp_path / "two.npz", a=np.ones((9, 3, 8)), b=np.ones(3))
+    with pytest.raises(ProblemError, match=r"inputs\.key: must be one of a, b, the arrays of .*two\.npz, got 'inputs'"):
+        problem_of({"name": "array", "path": str(tmp_path / "two.npz")})
     np.save(file, np.zeros((9, 3, 8)))
     with pytest.raises(ProblemError, match="digest: must be that of the array"):
         problem_of({key: value for key, value in spec.items() if key != "version"})
@@ -84,6 +90,18 @@ def test_an_array_that_does_not_fit_or_has_changed_is_refused(tmp_path):
     for name in ("empty.npy", "none.npy"):
         with pytest.raises(ProblemError, match=r"inputs\.path"):
             problem_of({"name": "array", "path": str(tmp_path / name)})
+
+
+def test_a_device_draws_no_sample_of_a_file_twice(backend, tmp_path, monkeypatch):
+    """Though it draws block by block: here four samples at once."""
+    monkeypatch.setattr(instance_module, "DEVICE_BLOCK", 4 * 3 * 8)
+    np.save(tmp_path / "own.npy", np.arange(50.0)[:, None, None] + np.zeros((50, 3, 8)))
+    problem = problem_of({"name": "array", "path": str(tmp_path / "own.npy")})
+    instance = problem.instance(40 / 8, 8, device=backend)
+    rows = to_host(instance.inputs)[:, 0, 0]
+    assert len(set(rows.tolist())) == 40
+    z = problem.model.forward(to_host(instance.inputs), instance.signal)
+    assert np.std(to_host(instance.labels) - z) == pytest.approx(math.sqrt(0.1), rel=0.3)
 
 
 @pytest.mark.parametrize("name", ["heavy-tails", "sphere"])
@@ -140,6 +158,7 @@ def test_a_wrong_name_or_parameter_is_one_line(tmp_path):
     for written, message in (
         ('"heavy"', "unknown inputs 'heavy'; did you mean 'heavy-tails'?"),
         ('{ name = "heavy-tails", degrees = 2 }', r"problem.inputs.degrees: must be > 2"),
+        ('{ name = "heavy-tails", degrees = 1e10 }', r"problem.inputs.degrees: must be > 2 and at most 1e+09"),
         ('{ name = "sphere", radius = 2 }', r"problem.inputs.radius: unknown key, it takes no parameters"),
     ):
         text = suite_text(f'model = {{ name = "sequence-multi-index", tokens = 2 }}\nchannel = "linear"\nprior = "gaussian"\n'
