@@ -12,6 +12,7 @@ from smimbench_algorithms.gamp.theory import first_correction
 import smimbench
 from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions, Overlaps
+from smimbench.problem import Problem
 from smimbench.theory.predictions import solve
 from tests.helpers import LINE, attention, sequence, suite_text, write_suite
 
@@ -163,6 +164,9 @@ def test_where_no_closed_form_is_known_there_is_none():
     assert first_correction(sequence("hardmax"), 1.0) is None
     assert first_correction(sequence("linear", noise=0.0), 1.0) is None
     assert first_correction(attention("linear", noise=0.1), 0.1) is None
+    correlated = {"name": "correlated-tokens", "decay": 0.9}
+    model, channel = {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.1}
+    assert first_correction(Problem(model, channel, "gaussian", correlated), 0.6) is None
 
 
 def test_it_stands_beside_the_fitted_one(tmp_path):

@@ -85,7 +85,8 @@ def first_correction(problem: Problem, alpha: float) -> list[float] | None:
     """
     spec = problem.spec
     names = [spec[kind]["name"] for kind in ("model", "channel", "prior")]
-    plain = names == ["sequence-multi-index", "linear", "gaussian"] and problem.variances is None
+    plain = names == ["sequence-multi-index", "linear", "gaussian"]
+    plain = plain and problem.variances is None and problem.mixing is None
     if not plain or not spec["channel"]["noise"] > 0:
         return None
     noise, r = float(spec["channel"]["noise"]), alpha * problem.model.tokens
