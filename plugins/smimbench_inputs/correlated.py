@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.backend import matching, namespace
-from smimbench.interfaces import Capabilities, Inputs, ParameterError
+from smimbench.interfaces import Capabilities, Inputs, ParameterError, require
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
@@ -49,7 +49,8 @@ class CorrelatedTokens(Inputs):
             raise ParameterError("decay", f"must be between -1 and 1, got {self.decay}")
         if self.covariance is None:
             return
-        if len({len(self.covariance), *map(len, self.covariance)}) > 1:
+        require(self, "decay", self.decay == 0.5, "left out where a covariance is given")
+        if not self.covariance or {len(self.covariance)} != set(map(len, self.covariance)):
             raise ParameterError("covariance", f"must be a square matrix, got {self.covariance}")
         C = np.array(self.covariance, dtype=float)
         if not (np.allclose(C, C.T, rtol=0, atol=1e-12) and np.linalg.eigvalsh(C)[0] > 1e-9):

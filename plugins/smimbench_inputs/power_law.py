@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from smimbench.backend import matching, namespace
 from smimbench.interfaces import Capabilities, Inputs, ParameterError, require
+from smimbench.interfaces.checks import LARGEST
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
@@ -28,7 +28,7 @@ class PowerLaw(Inputs):
     Parameters
     ----------
     exponent : float
-        a >= 0; 0 is ``gaussian``.
+        a, 0 to 20; 0 is ``gaussian``.
     spectrum : list of float or None
         Variances > 0 of all D features, in place of the power law.
     features : int or None
@@ -50,11 +50,13 @@ class PowerLaw(Inputs):
     gaussian = True
 
     def __post_init__(self) -> None:
-        require(self, "exponent", 0 <= self.exponent < math.inf, "a finite number >= 0")
+        require(self, "exponent", 0 <= self.exponent <= 20, "between 0 and 20")
         require(self, "features", self.features is None or self.features >= 1, "at least 1")
         if self.spectrum is not None:
-            fits = bool(self.spectrum) and all(0 < value < math.inf for value in self.spectrum)
-            require(self, "spectrum", fits, "a list of finite numbers > 0")
+            wrong = [value for value in self.spectrum if not 1 / LARGEST <= value <= LARGEST]
+            if wrong or not self.spectrum:
+                between = f"between {1 / LARGEST:g} and {LARGEST:g}"
+                raise ParameterError("spectrum", f"must be a list of numbers {between}, got {wrong[:3]}")
             require(self, "exponent", self.exponent == 1.0, "left out where a spectrum is given")
             if self.features not in (None, len(self.spectrum)):
                 raise ParameterError(

@@ -165,7 +165,7 @@ def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr
 def _embedded(path: str | None, digest: str, window: int, split: str, dimension: int) -> tuple[Host, list[Host]]:
     """Whitened vectors (V, D) of all words, and the sentences (numbers of words) that samples are from."""
     from scipy.linalg import solve_triangular
-    from scipy.sparse.linalg import svds
+    from scipy.sparse.linalg import ArpackError, svds
 
     text = [found for part in SENTENCE.split(_text(path, digest)[0].lower()) if (found := WORD.findall(part))]
     counts = Counter(word for sentence in (text[::2] if split == "text" else text) for word in sentence)
@@ -180,7 +180,13 @@ def _embedded(path: str | None, digest: str, window: int, split: str, dimension:
         learned, used = sentences, [words[~fitted[words]] for words in sentences]
     if (words := int(fitted.sum())) <= dimension:
         raise ParameterError("path", f"must have more than {dimension} different words to learn from, has {words}")
-    vectors = svds(mutual_information(learned, len(number), window), k=dimension, v0=np.ones(len(number)))[0]
+    few = f"must be a longer text: its words are found together in fewer than {dimension} different ways"
+    try:
+        vectors, sizes, _ = svds(mutual_information(learned, len(number), window), k=dimension, v0=np.ones(len(number)))
+    except ArpackError:  # of a matrix of zeros
+        raise ParameterError("path", few) from None
+    if sizes.min() < 1e-9 * sizes.max():
+        raise ParameterError("path", few)
     weights = fitted * np.bincount(np.concatenate(learned), minlength=len(number))
     weights = weights / weights.sum()
     vectors = vectors - weights @ vectors

@@ -181,9 +181,15 @@ def test_where_equations_do_not_close_the_prediction_says_why():
     softmax = Problem(
         {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian", {"name": "power-law", "features": D}
     )
+    inputs = {"name": "correlated-tokens", "decay": 0.5}
+    correlated = Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.1}, "gaussian", inputs
+    )
     for problem, algorithm, words in [
-        (softmax, Sgd(**online), "linear labels only"),
-        (sequence("softmax"), SignSgd(**online), "linear labels only"),
+        (softmax, Sgd(**online), "of single features are closed for linear labels of tokens that are independent only"),
+        (sequence("softmax"), SignSgd(**online), "closed for linear labels"),
+        (correlated, Muon(**online), "of tokens that are independent only"),
+        (linear, SignSgd(spherical=True, **online), "on a sphere has no closed equations feature by feature"),
         (linear, SignSgd(momentum=0.5, **online), "signs of a velocity"),
         (linear, SignSgd(weight_decay=0.5, **online), "with weight decay"),
         (linear, Muon(momentum=0.0, nesterov=False, **online), "few features or samples"),

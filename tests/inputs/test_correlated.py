@@ -312,6 +312,11 @@ def test_a_matrix_is_a_value_and_a_list_of_decays_an_axis(tmp_path):
         ("covariance = [[1.0]]", "model.tokens: must be 1, as of the inputs, got 2"),
         ("covariance = [1.0, 0.5]", "inputs.covariance"),
         ("covariance = [[1, 0.5], [0.5]]", "inputs.covariance: must be a square matrix"),
+        ("covariance = []", "inputs.covariance: must be a square matrix, got []"),
+        (
+            "decay = 0.3, covariance = [[1, 0.5], [0.5, 1]]",
+            "inputs.decay: must be left out where a covariance is given",
+        ),
     ):
         with pytest.raises(smimbench.suite.SuiteError) as error:
             suite(written)

@@ -191,6 +191,15 @@ def test_too_much_asked_is_one_line(tmp_path):
     (tmp_path / "empty.txt").touch()
     with pytest.raises(ValueError, match=r"must have more than 8 different words to learn from, has 0"):
         problem_of({"name": "text", "path": str(tmp_path / "empty.txt")}).instance(1.0, 8)
+    few = "path: must be a longer text: its words are found together in fewer than 8 different ways"
+    words = ["".join((a, b)) for a in "abcdefgh" for b in "stuvwxyz"]
+    for name, text in (
+        ("alone.txt", "\n\n".join(words)),
+        ("same.txt", "\n\n".join(f"{word} the end" for word in words * 2)),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=few):
+            Text(path=str(tmp_path / name)).embedded(2, 8)
     for wrong, key in ((str(tmp_path / "none.txt"), "path"), (str(tmp_path), "path")):
         with pytest.raises(ProblemError, match=rf"inputs\.{key}: must be a text file"):
             problem_of({"name": "text", "path": wrong})

@@ -50,7 +50,9 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     closed = evaluations(problem, loss) == 1 and not algorithm.spherical
     by_feature = problem.features is not None or algorithm.moves != "gradient"
     if by_feature and not closed:
-        return "other equations than those of sgd on features of one variance are closed for linear labels only"
+        if algorithm.spherical:
+            return "descent on a sphere has no closed equations feature by feature"
+        return "equations of single features are closed for linear labels of tokens that are independent only"
     if algorithm.moves == "sign" and (algorithm.momentum or algorithm.weight_decay):
         return "signs of a velocity, or with weight decay, have no closed equations"
     rule = Rule(
