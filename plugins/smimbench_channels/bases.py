@@ -16,7 +16,7 @@ from numpy.random import Generator
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Capabilities, Channel, Uncertain
 from smimbench.interfaces.checks import check_whole
-from smimbench.numerics import entry_sites, site_entries, site_scales, site_values
+from smimbench.numerics import entry_sites, site_entries, site_pairs, site_scales, site_values
 from smimbench_channels.batches import array_like
 
 
@@ -29,7 +29,7 @@ class SequenceChannel(Channel):
 
 
 class AttentionChannel(Channel):
-    """Base class of channels for attention-indexed models, with one site per unordered pair of tokens."""
+    """Base class of channels for attention-indexed models, with one site per pair of tokens."""
 
     tokens: int
     reference = "arXiv:2506.01582"
@@ -38,12 +38,12 @@ class AttentionChannel(Channel):
 
     @property
     def sites(self) -> int:
-        """Number of unordered pairs of tokens, C = T (T + 1) / 2."""
-        return self.tokens * (self.tokens + 1) // 2
+        """Number of pairs of tokens, C = T (T + 1) / 2, or T (T - 1) without symmetry."""
+        return len(site_pairs(self.tokens, self.symmetric))
 
     def _scales(self, like: Array) -> Array:
         """Scale ``sqrt(1 + delta_ab)`` of every site, (C,)."""
-        return array_like(site_scales(self.tokens), like)
+        return array_like(site_scales(self.tokens, self.symmetric), like)
 
     def _matrix(self, z: Array) -> Array:
         """Symmetric h (..., T, T) from the latents (..., C) of a component."""

@@ -1,4 +1,4 @@
-"""Attention-indexed model: a symmetric matrix of extensive rank, observed through all pairs of tokens."""
+"""Attention-indexed model: a matrix of extensive rank, symmetric or not, observed through all pairs of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import array_api_compat
 
 from smimbench.backend import chunk_bytes, namespace
-from smimbench.interfaces import Cost
+from smimbench.interfaces import Cost, ParameterError
 from smimbench.numerics import entry_sites, site_entries, site_pairs, site_values
 from smimbench_models.common import TokenModel, slices
 
@@ -50,7 +50,7 @@ def _bands(dimension: int) -> tuple[slice, ...]:
 
 @dataclass(frozen=True)
 class AttentionIndexed(TokenModel):
-    r"""Bilinear forms of a symmetric matrix, one for every unordered pair of tokens.
+    r"""Bilinear forms of a matrix, one for every pair of tokens.
 
     .. math::
 
@@ -61,23 +61,34 @@ class AttentionIndexed(TokenModel):
     spectrum is O(1). Then all ``C = T (T + 1) / 2`` latents have the same limiting variance ``|S|_F^2 / d``. Sites are
     ordered 11, 12, .., 1T, 22, .., TT. The number of samples is ``n = alpha d^2``.
 
+    With untied queries and keys S is not symmetric, and a token does not attend to itself: ``z_ab = x_a^T S x_b / sqrt(d)`` for
+    all ordered pairs ``a != b``, ``C = T (T - 1)``, in the order 12, .., 1T, 21, 23, .., T(T-1).
+
     Parameters
     ----------
     tokens : int
         T, at least 1. With one token and the channel ``linear`` this is a network with a quadratic activation and extensive
         width: ``z = (x^T S x - tr S) / sqrt(2 d)``.
+    symmetric : bool
+        Whether queries and keys are tied, so that S is symmetric (default). If not, T is at least 2.
 
     Raises
     ------
     ParameterError
-        If ``tokens`` is not an integer >= 1.
+        If ``tokens`` is not an integer >= 1, or 1 without symmetry.
 
     Notes
     -----
-    Signals must be symmetric: on the host only the lower triangle of S is read, elsewhere only ``x_a^T S x_b`` with
+    Why there is no diagonal without symmetry: ``x_a^T S x_a`` is a form of the symmetric part of S alone. Samples would then tell
+    more of that than of the rest, the noise of ``R`` would no longer be the same in all directions, and no denoiser of singular
+    values would be optimal. Forms of different tokens see all directions alike, and those of ab and ba are independent as long as
+    ``tr S^2 / d`` vanishes; labels must not couple the two (rows of attention do not).
+
+    Symmetric signals must be so: on the host only the lower triangle of S is read, elsewhere only ``x_a^T S x_b`` with
     ``a <= b`` is evaluated. ``forward`` takes any number of leading axes in front of the signal's (P, d, d), ``adjoint`` the
     same in front of (n, P, C): several students that see the same inputs.
-    Cost: by symmetry, down to ``n T d^2`` floating-point operations a component for each of ``forward`` and ``adjoint``.
+    Cost: by symmetry, down to ``n T d^2`` floating-point operations a component for each of ``forward`` and ``adjoint``; twice
+    as many without.
     Besides its result a call holds a few megabytes (more from d = 500 on).
 
     References
@@ -94,18 +105,30 @@ class AttentionIndexed(TokenModel):
     """
 
     tokens: int
+    symmetric: bool = True
 
     name = "attention-indexed"
     reference = "arXiv:2506.01582"
     rank: ClassVar[Literal["extensive"]] = "extensive"
-    kappa = 2.0  # both triangles of S carry an entry
     _host_chunk_bytes = 3 << 20
     _axes = (-2, -1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.symmetric and self.tokens < 2:
+            raise ParameterError(
+                "tokens", "must be at least 2 with symmetric = false, which has pairs of different tokens"
+            )
+
+    @property
+    def kappa(self) -> float:  # type: ignore[override]
+        """2 if both triangles of S carry an entry, 1 without symmetry."""
+        return 2.0 if self.symmetric else 1.0
+
     @property
     def sites(self) -> int:
-        """Number of unordered pairs of tokens, T (T + 1) / 2."""
-        return self.tokens * (self.tokens + 1) // 2
+        """Number of pairs of tokens: T (T + 1) / 2, or T (T - 1) without symmetry."""
+        return self.tokens * (self.tokens + (1 if self.symmetric else -1)) // (2 if self.symmetric else 1)
 
     def _unit(self, dimension: int) -> int:
         return dimension**2
@@ -115,12 +138,14 @@ class AttentionIndexed(TokenModel):
         return (components, dimension, dimension)
 
     def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
-        """Symmetric Gaussian noise (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it.
+        """Symmetric Gaussian noise (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it; iid without symmetry.
 
         It is the noise of ``R = S + Qhat^(-1/2) Z`` and has the semicircle of variance 1 as its spectrum
-        (arXiv:2506.01582).
+        (arXiv:2506.01582); without symmetry as that of its singular values with both signs.
         """
         square = rng.standard_normal((components, dimension, dimension))
+        if not self.symmetric:
+            return square / math.sqrt(dimension)
         return (square + square.swapaxes(1, 2)) / math.sqrt(2 * dimension)
 
     def _least_samples(self, dimension: int) -> int:
@@ -138,23 +163,23 @@ class AttentionIndexed(TokenModel):
         return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
 
     def _bands(self, inputs: Array) -> tuple[slice, ...]:
-        """Bands of a triangle; one on a GPU, where a band is no view that can be written to in place."""
+        """Bands of a triangle; one without symmetry, or on a GPU, where a band is no view that can be written to in place."""
         dimension = inputs.shape[-1]
-        return _bands(dimension) if chunk_bytes(inputs) is None else (slice(0, dimension),)
+        return _bands(dimension) if self.symmetric and chunk_bytes(inputs) is None else (slice(0, dimension),)
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost per component: two products of (n T, d) with half of a symmetric (d, d), one reading of the inputs, and
-        ``10 d^3`` for the eigendecomposition and its product in ``denoise``.
+        """Cost per component: two products of (n T, d) with half of a symmetric (d, d), or all of another, one reading of the
+        inputs, and ``10 d^3`` for the eigendecomposition and its product in ``denoise``, ``23 d^3`` for singular values.
         """
         numbers = n * self.tokens * dimension
-        flops = 2.0 * numbers * dimension * components
-        return Cost(flops, float(itemsize * numbers), 10.0 * dimension**3 * components)
+        flops = (2.0 if self.symmetric else 4.0) * numbers * dimension * components
+        return Cost(flops, float(itemsize * numbers), (10.0 if self.symmetric else 23.0) * dimension**3 * components)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))``.
 
-        ``inputs`` (n, T, d), entries of variance 1, not divided by anything; ``signal`` (..., P, d, d), symmetric, leading
-        axes for several students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
+        ``inputs`` (n, T, d), entries of variance 1, not divided by anything; ``signal`` (..., P, d, d), leading axes for several
+        students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
         """
         xp = namespace(inputs, signal)
         *lead, components, dimension, _ = signal.shape
@@ -167,7 +192,7 @@ class AttentionIndexed(TokenModel):
         bands = self._bands(inputs)
 
         z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
-        apart, pairs = self._apart(inputs), site_pairs(self.tokens)
+        apart, pairs = self._apart(inputs), site_pairs(self.tokens, self.symmetric)
         for s in self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs):
             x = inputs[s, :, :]
             rows = xp.reshape(x, (-1, dimension))
@@ -177,24 +202,25 @@ class AttentionIndexed(TokenModel):
                         xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
                         forms = xp.stack([xp.sum(xs[:, a, :] * x[:, b, :], axis=-1) for a, b in pairs], axis=-1)
                     else:
-                        forms = xp.reshape(_forms(x, matrices[k, p, :, :], bands), (x.shape[0], -1))
+                        of = _forms if self.symmetric else _all_forms
+                        forms = xp.reshape(of(x, matrices[k, p, :, :], bands), (x.shape[0], -1))
                         forms = xp.take(forms, pick, axis=1)
                     z[k, s, p, :] = (forms - traces[k, p, :]) * scale
         return xp.reshape(z, (*lead, n, components, self.sites))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        r"""Adjoint of the latents: transpose of ``forward`` on symmetric matrices, times ``2/d``.
+        r"""Adjoint of the latents: transpose of ``forward`` on symmetric matrices, times ``2/d``; of all matrices, times ``1/d``.
 
         .. math::
 
             \frac{2}{d \sqrt d} \Big[ \sum_\mu X_\mu^T G_\mu X_\mu - I \sum_\mu \operatorname{tr} G_\mu \Big],
             \qquad G_{aa} = \frac{g_{aa}}{\sqrt 2}, \quad G_{ab} = G_{ba} = \frac{g_{ab}}{2},
 
-        so that ``R = S_hat + Qhat^{-1} adjoint(g)`` for the gradient g of ``log Z_out`` with respect to
-        ``omega`` (in z).
+        without symmetry with 1 for 2 in front, ``G_aa = 0`` and ``G_ab = g_ab``, so that ``R = S_hat + Qhat^{-1} adjoint(g)``
+        for the gradient g of ``log Z_out`` with respect to ``omega`` (in z).
 
-        ``inputs`` (n, T, d), ``g`` (..., n, P, C), leading axes for several students. Returns (..., P, d, d), symmetric up to
-        rounding; ValueError if the shapes do not fit together.
+        ``inputs`` (n, T, d), ``g`` (..., n, P, C), leading axes for several students. Returns (..., P, d, d), as symmetric as the
+        signal up to rounding; ValueError if the shapes do not fit together.
         """
         xp = namespace(inputs, g)
         *lead, n, components, sites = g.shape
@@ -204,7 +230,7 @@ class AttentionIndexed(TokenModel):
         count = math.prod(lead) * components
         gradients = xp.reshape(g, (math.prod(lead), n, components, sites))
         pick, factors = self._sites_of_entries(xp, dtype, device)
-        scale = factors * (2 / dimension**1.5)
+        scale = factors * (self.kappa / dimension**1.5)
         pieces = self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs)
         apart, bands = self._apart(inputs), self._bands(inputs)
 
@@ -237,67 +263,79 @@ class AttentionIndexed(TokenModel):
 
         With ``Y = X F`` (T, w) the bilinear forms are ``Y Y^T``, and the gradient of ``sum g z`` is ``2 [sum_mu X^T G Y
         - F sum_mu tr G] / sqrt(d)`` with G as for ``adjoint``. Cheaper than ``forward`` and ``adjoint`` where w < d: ``2 n
-        T d w`` operations for each of the two.
+        T d w`` operations for each of the two. Without symmetry F is Q above K, the signal ``Q K^T``, and
+        the forms are ``X Q (X K)^T``.
 
-        ``inputs`` (n, T, d), ``factor`` (..., P, d, w), leading axes for several students, all in one matrix product. Returns
-        z (..., n, P, C) and a function from g, shaped like z, to the gradient of ``sum(g z)`` with respect to the factor;
-        ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
+        ``inputs`` (n, T, d), ``factor`` (..., P, d, w), without symmetry (..., P, 2 d, w), leading axes for several students, all
+        in one matrix product. Returns z (..., n, P, C) and a function from g, shaped like z, to the gradient of ``sum(g z)`` with
+        respect to the factor; ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
         """
         xp = namespace(inputs, factor)
-        *lead, components, dimension, width = factor.shape
+        *lead, components, length, width = factor.shape
+        parts = 1 if self.symmetric else 2
+        dimension = length // parts
         self._check_inputs(inputs, dimension)
         dtype, device = xp.result_type(inputs, factor), array_api_compat.device(inputs)
         n, count = inputs.shape[0], math.prod(lead) * components
         swapped = (*range(len(lead)), len(lead) + 1, len(lead), len(lead) + 2)  # components and samples exchanged
         rows = xp.reshape(inputs, (-1, dimension))
-        flat = xp.reshape(factor, (count, dimension, width))
-        columns = xp.reshape(xp.permute_dims(flat, (1, 0, 2)), (dimension, count * width))
-        y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, count, width))
-        y = xp.permute_dims(y, (2, 0, 1, 3))
-        forms = xp.reshape(xp.matmul(y, xp.matrix_transpose(y)), (count, n, -1))
+        flat = xp.reshape(factor, (count, parts, dimension, width))
+        columns = xp.reshape(xp.permute_dims(flat, (2, 1, 0, 3)), (dimension, parts * count * width))
+        y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, parts, count, width))
+        y = xp.permute_dims(y, (2, 3, 0, 1, 4))
+        forms = xp.reshape(xp.matmul(y[0, ...], xp.matrix_transpose(y[-1, ...])), (count, n, -1))
         pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
-        traces = xp.sum(flat * flat, axis=(-2, -1))[:, None, None] * on_diagonal
+        traces = xp.sum(flat[:, 0, ...] * flat[:, -1, ...], axis=(-2, -1))[:, None, None] * on_diagonal
         z = (xp.take(forms, pick, axis=-1) - traces) * scale
         z = xp.permute_dims(xp.reshape(z, (*lead, components, n, self.sites)), swapped)
 
         def pull(g: Array) -> Array:
             pick, factors = self._sites_of_entries(xp, dtype, device)
             weights = xp.take(xp.reshape(xp.permute_dims(g, swapped), (count, n, self.sites)), pick, axis=-1)
-            weights = weights * (factors * (2 / math.sqrt(dimension)))
+            weights = weights * (factors * (self.kappa / math.sqrt(dimension)))
             trace = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
-            gy = xp.matmul(xp.reshape(weights, (count, n, self.tokens, self.tokens)), y)
-            gy = xp.reshape(xp.permute_dims(gy, (1, 2, 0, 3)), (-1, count * width))
-            back = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, count, width))
-            back = xp.permute_dims(back, (1, 0, 2))
-            return xp.reshape(back - trace[:, None, None] * flat, factor.shape)
+            weights = xp.reshape(weights, (count, n, self.tokens, self.tokens))
+            gy = [xp.matmul(weights, y[-1, ...])]
+            if not self.symmetric:
+                gy.append(xp.matmul(xp.matrix_transpose(weights), y[0, ...]))
+            gy = xp.reshape(xp.permute_dims(xp.stack(gy), (2, 3, 0, 1, 4)), (-1, parts * count * width))
+            back = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, parts, count, width))
+            back = xp.permute_dims(back, (2, 1, 0, 3))
+            return xp.reshape(back - trace[:, None, None, None] * flat, factor.shape)
 
         return z, pull
 
     def _sites_of_forms(self, xp: ModuleType, dimension: int, dtype: Any, device: Any) -> tuple[Array, Array, Array]:
         """Positions of sites among the T^2 bilinear forms, scale ``1 / sqrt(d (1 + delta))``, and 1 on the diagonal, else 0."""
-        values = (site_values(self.tokens, *pair) for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0)))
+        values = (site_values(self.tokens, *pair, self.symmetric) for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0)))
         scale, on_diagonal = (xp.asarray(v, dtype=dtype, device=device) for v in values)
-        return xp.asarray(site_entries(self.tokens), device=device), scale / math.sqrt(dimension), on_diagonal
+        entries = site_entries(self.tokens, self.symmetric)
+        return xp.asarray(entries, device=device), scale / math.sqrt(dimension), on_diagonal
 
     def _sites_of_entries(self, xp: ModuleType, dtype: Any, device: Any) -> tuple[Array, Array]:
-        """Site of every entry of the symmetric T x T matrix G, and the factor that turns g_z into G."""
-        where, factors = entry_sites(self.tokens), site_values(self.tokens, math.sqrt(0.5), 0.5)
-        scale = xp.asarray([factors[c] for c in where], dtype=dtype, device=device)
-        return xp.asarray(where, device=device), scale
+        """Site of every entry of the T x T matrix G, and the factor that turns g_z into G."""
+        if self.symmetric:
+            where, values = entry_sites(self.tokens), site_values(self.tokens, math.sqrt(0.5), 0.5)
+            factors = [values[c] for c in where]
+        else:  # none on the diagonal
+            site = {entry: c for c, entry in enumerate(site_entries(self.tokens, False))}
+            where = tuple(site.get(entry, 0) for entry in range(self.tokens**2))
+            factors = [float(entry in site) for entry in range(self.tokens**2)]
+        return xp.asarray(where, device=device), xp.asarray(factors, dtype=dtype, device=device)
 
     def adjoint_scale(self, dimension: int) -> float:
-        """``2 / d``, the ratio of ``adjoint`` to the transpose of ``forward``."""
-        return 2.0 / dimension
+        """``kappa / d``, the ratio of ``adjoint`` to the transpose of ``forward``."""
+        return self.kappa / dimension
 
     def inner(self, first: Array, second: Array) -> Array:
-        """Overlaps ``tr(A_p B_q) / d`` of two symmetric signals (..., P, d, d), as an array (..., P, P)."""
+        """Overlaps ``tr(A_p B_q^T) / d`` of two signals (..., P, d, d), as an array (..., P, P)."""
         xp = namespace(first, second)
         a = xp.reshape(first, (*first.shape[:-2], -1))
         b = xp.reshape(second, (*second.shape[:-2], -1))
         return xp.matmul(a, xp.matrix_transpose(b)) / first.shape[-1]
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
-        """``q_p = tr(S_hat_p S_p) / d`` of each component: (..., P, d, d) to (..., P)."""
+        """``q_p = tr(S_hat_p S_p^T) / d`` of each component: (..., P, d, d) to (..., P)."""
         xp = namespace(signal, estimate)
         return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
 
@@ -319,6 +357,15 @@ def _forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
         else:
             found = found + xp.matmul(xl, xp.matrix_transpose(part))
     return found + xp.matrix_transpose(found)
+
+
+def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
+    """Forms ``x_a^T S x_b`` (n, T, T) of tokens (n, T, d) for a matrix S (d, d) without symmetry; ``bands`` are not used."""
+    xp = namespace(x, matrix)
+    xs = xp.reshape(xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix), x.shape)
+    if x.shape[1] <= _FEW_TOKENS:
+        return xp.vecdot(xs[:, :, None, :], x[:, None, :, :])
+    return xp.matmul(xs, xp.matrix_transpose(x))
 
 
 def _mixed_apart(weights: Array, x: Array) -> Array:

@@ -37,7 +37,7 @@ def site_mixing(model: Model, root: Host) -> Host:
             [t / s * (root[a, c] * root[b, d] + root[a, d] * root[b, c]) / (1 + (c == d)) for t, (c, d) in zip(scales, pairs)]
             for s, (a, b) in zip(scales, pairs)
         ])  # fmt: skip
-    if len(A) != model.sites:
+    if len(A) != model.sites or not model.symmetric:
         raise ParameterError(
             "name", f"model {model.name!r} has {model.sites} sites: no correlated tokens are known for it"
         )

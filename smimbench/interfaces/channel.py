@@ -62,8 +62,8 @@ class Sampling(NamedTuple):
 class Channel(Item):
     """How the latents determine the label, y = g(z), and what a label says about them.
 
-    A channel has ``forward`` and either ``posterior`` or ``log_likelihood``. A dataclass field named ``tokens`` is filled in
-    from the model; a parameter ``layers`` makes tables call its components layers.
+    A channel has ``forward`` and either ``posterior`` or ``log_likelihood``. Dataclass fields named ``tokens`` and ``symmetric``
+    are filled in from the model; a parameter ``layers`` makes tables call its components layers.
     """
 
     _required = ("forward",)
@@ -83,6 +83,10 @@ class Channel(Item):
     """``log_likelihood(y, z)``: ``log p(y | z)`` (n,) up to a function of y, ``-inf`` where y is impossible: the engine
     integrates, in up to 12 latent dimensions, to about 1e-2 of its width. A continuous label without noise has none. With few
     labels give normalized probabilities: sums over labels are then exact. Without it: there must be a posterior."""
+
+    symmetric: bool = True
+    """Whether sites are those of a symmetric matrix. A dataclass field of that name is filled in from the model. Without it: they
+    are."""
 
     mixed: Callable[[Any], Any] | None = None
     """``mixed(A)``: the channel of latents ``z = A u`` with u (n, P, C) independent over sites and A (C, C) invertible, on the

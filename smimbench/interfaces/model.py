@@ -102,6 +102,10 @@ class Model(Item):
         """Cost of one ``forward`` and one ``adjoint`` in one pass over the inputs, and of a typical prior's ``denoise``."""
         raise NotImplementedError
 
+    symmetric: bool = True
+    """Whether matrices of the signal are symmetric; channels and priors must agree. Without it: they are."""
+
     forward_gram: Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None = None
-    """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` from F, and a function from g to the gradient of ``sum(g
-    z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. Without it: latents are made from the signal."""
+    """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` (``Q K^T`` without symmetry) from F, and a function from
+    g to the gradient of ``sum(g z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. Without it: latents
+    are made from the signal."""

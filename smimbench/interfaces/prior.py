@@ -41,6 +41,7 @@ class Factor(NamedTuple):
         ``pullback(factor, gradient)``: gradient with respect to the factor from that with respect to the signal.
     gram_scale : callable or None
         ``gram_scale(factor)``: what turns ``F F^T`` into the signal, where it is such a product: latents can then be made from F.
+        Without symmetry, what turns ``Q K^T`` into it, F being Q (D, width) above K.
     """
 
     draw: Callable[..., Array]
@@ -112,6 +113,9 @@ class Prior(Item):
 
     overlap: Callable[[Array], Overlap] = DERIVED
     """``overlap(Qhat)``: the state-evolution map of ``denoise``; ``Qhat`` (..., P, P). Derived: from the law, or simulated."""
+
+    symmetric: bool = True
+    """Whether its matrices are symmetric. Without it: they are."""
 
     factor: Factor | None = None
     """``Factor(draw, compose, pullback, gram_scale)``: what gradient methods move in. Derived: the signal itself."""

@@ -4,10 +4,12 @@ Plugins import the names of this page from here.
 """
 
 from smimbench.numerics.bivariate_normal import log_cdf
+from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import (
     diagonal_at_least,
     inverse_root,
     is_diagonal,
+    singular_function,
     spectral_function,
     symmetric,
     symmetric_logarithm,
@@ -23,6 +25,7 @@ from smimbench.numerics.statistics import controlled_mean
 from smimbench.numerics.token_pairs import entry_sites, site_entries, site_pairs, site_scales, site_values
 
 __all__ = [
+    "FreeConvolution",
     "Named",
     "by_value",
     "controlled_mean",
@@ -40,6 +43,7 @@ __all__ = [
     "normal_scrambles",
     "places_at_mask",
     "put_at_mask",
+    "singular_function",
     "site_entries",
     "site_pairs",
     "site_scales",

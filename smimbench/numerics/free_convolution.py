@@ -87,6 +87,14 @@ class FreeConvolution:
         xp = namespace(x)
         return xp.astype(self._invert(x, noise).shrunk * math.sqrt(noise), x.dtype)
 
+    def subordination(self, x: Array, noise: float) -> tuple[Array, Array]:
+        """Real and imaginary part (n,) of ``w = x - noise G(x)``, G the Stieltjes transform of the observed law at x (n,).
+
+        It is what the resolvent of S is taken at; computed in float64, on any namespace and device.
+        """
+        point, root = self._invert(x, noise), math.sqrt(noise)
+        return (point.x - point.drift) * root, point.v * root
+
     def _invert(self, x: Array, noise: float) -> _Subordinated:
         """Solve ``x(u) = x`` for the subordination point u, in units of ``sqrt(noise)``, by Newton's method from ``|x - u| <=
         1``.

@@ -141,7 +141,9 @@ class Problem:
         self.spec: dict[str, JsonObject] = {}
         self._defaults: dict[str, JsonObject] = {}
         self.model = self._make("model", model)
-        self.channel = self._make("channel", channel, tokens=self.model.tokens)
+        if self.model.symmetric:
+            self.spec["model"].pop("symmetric", None)  # keys of results do not change
+        self.channel = self._make("channel", channel, tokens=self.model.tokens, symmetric=self.model.symmetric)
         self.prior = self._make("prior", prior)
         self.inputs = self._make("inputs", inputs)
         if self.inputs.shape[0] not in (None, self.model.tokens):
@@ -189,6 +191,12 @@ class Problem:
         with explained(kind):
             entry = get_registry().get(kind, name, None if kind == "model" else self.model.name)
             item = build(entry.item, kind, table, provided)
+        if kind in ("channel", "prior") and item.symmetric != self.model.symmetric:
+            raise ProblemError(
+                f"{kind}.name",
+                f"{name!r} is for matrices with{'' if item.symmetric else 'out'} symmetry, not for symmetric = "
+                f"{str(self.model.symmetric).lower()} of the model",
+            )
         self.spec[kind] = specification(entry, item)
         self._defaults[kind] = {k: p.default for k, p in signature_of(entry.item).items()}
         return item

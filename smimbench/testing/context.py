@@ -74,9 +74,10 @@ class CheckContext:
     def _model(self, name: str, reasons: list[str]) -> Iterator[Any]:
         """Build the model of this name with as many tokens as the item accepts; if none, add the reason to ``reasons``."""
         entry, channel = get_registry().get("model", name), self.kind == "channel"
+        symmetric = getattr(self.item, "symmetric", True) if self.kind in ("channel", "prior") else True
         own = getattr(self.item, "tokens", None) if channel else None
         for tokens in TOKENS if own is None else (own,):
-            model = _made(entry, tokens)
+            model = _made(entry, {"tokens": tokens, "symmetric": symmetric})
             refused = _why_refused(self.item, model) if channel and own is None and model is not None else ""
             if model is not None and not refused:
                 yield model
@@ -145,9 +146,9 @@ class OverlayRegistry:
         return self.below.entries(kind)
 
 
-def _made(entry: Entry, tokens: int) -> Any:
+def _made(entry: Entry, wanted: Mapping[str, Any]) -> Any:
     """Instance built with the class's suggested parameters for checks (``example``), or None if it needs others."""
-    filled = {"tokens": tokens} if "tokens" in signature_of(entry.item) else {}
+    filled = {key: value for key, value in wanted.items() if key in signature_of(entry.item)}
     try:
         return entry.item(**{**entry.item.example, **filled})
     except (ParameterError, TypeError):
@@ -158,7 +159,9 @@ def shipped(kind: str, model: Any) -> list[Any]:
     """Shipped items for a model, with default parameters; for a third-party model, all that fit."""
     entries = [e for e in get_registry().entries(kind) if e.fits(model.name)]
     own = [e for e in entries if e.distribution == BUILT_IN] or entries
-    return [item for entry in own if (item := _made(entry, getattr(model, "tokens", 2))) is not None]
+    wanted = {"tokens": getattr(model, "tokens", 2), "symmetric": model.symmetric}
+    made = (item for entry in own if (item := _made(entry, wanted)) is not None)
+    return [item for item in made if item.symmetric == model.symmetric]
 
 
 def _why_refused(channel: Any, model: Any) -> str:

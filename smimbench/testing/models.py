@@ -128,7 +128,10 @@ def latents(context: CheckContext, model: Any) -> None:
     scale = np.sqrt(np.diagonal(wanted))
     expect_mean("mean of the latents in units of their width", flat / scale)
     unit = scale[:, None] * scale
-    expect_mean("covariance of the latents", flat[:, :, None] * flat[:, None, :] / unit, wanted / unit)
+    # Of a matrix without symmetry the latents ab and ba have the covariance tr S^2 / D, which vanishes as 1/D.
+    allowance = 0.0 if model.symmetric else 8 / S.shape[-1]
+    covariance = flat[:, :, None] * flat[:, None, :] / unit
+    expect_mean("covariance of the latents", covariance, wanted / unit, allowance=allowance)
 
 
 @model_check("draw_noise has not unit size: denoisers are checked and started at another noise than they are told.")

@@ -23,10 +23,9 @@ from smimbench.interfaces import (
     Plan,
     require,
 )
-from smimbench.numerics import symmetric
 from smimbench.problem import Problem
 from smimbench_algorithms.gradient.loss import LOSSES, LossGradient, fitting_loss, loss_gradient, surrogate
-from smimbench_algorithms.nuclear.limit import wide_factor_point
+from smimbench_algorithms.nuclear.limit import spectrum, wide_factor_point
 
 SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
 """And the parameters that each needs."""
@@ -221,11 +220,11 @@ class Descent(Algorithm):
         return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
 
     def findings(self, state: DescentState) -> dict[str, Any]:
-        """Eigenvalues of a matrix under weight decay, where there may be a theory (see ``_minimum``); otherwise nothing."""
+        """Spectrum of a matrix under weight decay, where there may be a theory (see ``_minimum``); otherwise nothing."""
         shape = state.signal.shape
         if not getattr(self, "weight_decay", 0) or len(shape) < 3 or shape[-1] != shape[-2]:
             return {}
-        values = namespace(state.signal).linalg.eigvalsh(symmetric(state.signal))
+        values = spectrum(state.signal, state.factor.shape[-2] == shape[-2])  # else it is Q above K
         return {"spectrum": to_host(values).reshape(-1).tolist()}
 
     # -- what a method adds: only ``move`` has to be given ----------------------------------------------------------------

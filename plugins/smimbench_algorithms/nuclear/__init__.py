@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend import matching, namespace, to_host
 from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Info, require
-from smimbench.numerics import spectral_function, symmetric
+from smimbench.numerics import singular_function, spectral_function
 from smimbench.problem import Problem
 from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
 from smimbench_algorithms.nuclear.limit import (
@@ -21,6 +21,7 @@ from smimbench_algorithms.nuclear.limit import (
     observations,
     perfect_recovery,
     shrink,
+    spectrum,
     vanishing_penalty,
 )
 
@@ -56,6 +57,9 @@ class Nuclear(LinearRegression):
 
     .. math:: \min_S \; \tfrac{1}{d} \sum_i w_i (t_i - (A S)_i)^2 + \tau |S|_*, \qquad S = S^T \; (\succeq 0)
 
+    or over all matrices where queries and keys are untied: then singular values take the place of eigenvalues, and the first
+    term has a factor 1/2.
+
     It knows that the rank is below d, not what the law of the eigenvalues is. Only the identifiable combinations of the
     latents enter: linear labels as they are; for the softmax of one layer, logarithms of probabilities, which are linear in
     S up to a common shift. Other channels are refused.
@@ -70,7 +74,7 @@ class Nuclear(LinearRegression):
         vanishes, on a fifth of the samples, then refitted on all; "optimal": the tau of the least error in the limit, by
         theory, which knows the prior. As it may be tiny, the steps come to it along a path from the one that vanishes.
     positive : bool
-        Restrict to positive semidefinite matrices, which attention with tied key and query has.
+        Restrict to positive semidefinite matrices, which attention with tied key and query has; without symmetry false.
 
     References
     ----------
@@ -95,6 +99,8 @@ class Nuclear(LinearRegression):
         """Reason why a problem cannot be solved (labels not linear; for the best penalty, a prior without theory), or None."""
         if self.regularisation == "optimal" and (why := no_theory(problem)):
             return f"regularisation = 'optimal' needs a theory: {why}"
+        if self.positive and not problem.model.symmetric:
+            return "matrices without symmetry cannot be positive: give positive = false"
         return super().refuses(problem)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> NuclearState:
@@ -129,7 +135,7 @@ class Nuclear(LinearRegression):
 
     def findings(self, state: NuclearState) -> dict[str, Any]:
         """The penalty, an upper bound of the objective's relative distance from its minimum, and the spectrum."""
-        values = namespace(state.estimate).linalg.eigvalsh(symmetric(state.estimate))
+        values = spectrum(state.estimate, state.squares.problem.model.symmetric)
         return {
             "regularisation": [state.threshold],
             "relative_duality_gap": [state.gap],
@@ -162,9 +168,8 @@ class Nuclear(LinearRegression):
         xp = namespace(state.point)
         slope, _ = state.squares.normal(state.point, targets=True)
         threshold = state.next_threshold / state.lipschitz
-        new = spectral_function(
-            state.point + slope / state.lipschitz, lambda values: shrink(values, threshold, self.positive)
-        )
+        of = spectral_function if state.squares.problem.model.symmetric else singular_function
+        new = of(state.point + slope / state.lipschitz, lambda values: shrink(values, threshold, self.positive))
         # Momentum that points uphill is dropped.
         if float(xp.sum((state.point - new) * (new - state.estimate))) > 0:
             momentum = 1.0
@@ -194,13 +199,14 @@ class Nuclear(LinearRegression):
         xp = namespace(estimate)
         start, loss = state.origin
         loss = max(loss - 0.5 * float(xp.sum((start + slope) * estimate)), 0.0)
-        values = xp.linalg.eigvalsh(symmetric(slope))
+        of = state.squares.problem.model.symmetric
+        values = spectrum(slope, of)
         steepest = float(xp.max(values if self.positive else xp.abs(values)))
         s = min(1.0, state.threshold / steepest) if steepest > 0 else 1.0
         if self.positive:
             norm = float(xp.sum(xp.linalg.trace(estimate)))
         else:
-            norm = float(xp.sum(xp.abs(xp.linalg.eigvalsh(symmetric(estimate)))))
+            norm = float(xp.sum(xp.abs(spectrum(estimate, of)))) / (1 if of else 2)
         primal = loss + state.threshold * norm
         gap = (1 - s) ** 2 * loss + state.threshold * norm - s * float(xp.sum(slope * estimate))
         rounding = 8 * float(xp.finfo(estimate.dtype).eps) * (state.origin[1] + state.threshold * norm)
@@ -211,7 +217,7 @@ class Nuclear(LinearRegression):
         xp = namespace(data.inputs)
         fit, rest = LinearRegression.held_out(problem, data, linear)
         slope, _ = fit.normal(xp.zeros_like(start), targets=True)
-        largest = float(xp.max(xp.abs(xp.linalg.eigvalsh(symmetric(slope)))))
+        largest = float(xp.max(xp.abs(spectrum(slope, problem.model.symmetric))))
         lipschitz = fit.lipschitz(rng)
         best, least = largest * FRACTIONS[0], math.inf
         estimate = start
@@ -233,7 +239,7 @@ def _begin_nuclear(
     start: Array, squares: LeastSquares, lipschitz: float, threshold: float, note: str = "", first: float = 0.0
 ) -> NuclearState:
     slope, value = squares.normal(namespace(start).zeros_like(start), targets=True)
-    origin = slope, float(value) / start.shape[-1]
+    origin = slope, float(value) * squares.problem.model.kappa / 2 / start.shape[-1]
     return NuclearState(
         start, start, 1.0, 0.0, slope, math.inf, squares, origin, lipschitz, threshold, max(first, threshold), note
     )

@@ -13,7 +13,8 @@ its susceptibility, the proximal operator of the loss at an observation is ``z =
 
 with error and degrees of freedom of the spectral denoiser with threshold theta at noise Delta (see ``shrunk``). For equal
 weights and K observations a sample, ``c K Delta = E + nu`` and ``theta (c K - D) = tau``. The estimate has the spectrum of
-``f(S* + sqrt(Delta) Z)``. The problem is convex, so that the fixed point is unique and describes its minimum.
+``f(S* + sqrt(Delta) Z)``. Without symmetry kappa is 1, the first term has a factor 1/2, and eigenvalues are singular values
+with both signs; all else is the same. The problem is convex, so that the fixed point is unique and describes its minimum.
 
 References
 ----------
@@ -29,10 +30,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import clip
+from smimbench.backend import clip, namespace
 from smimbench.derive import predict, why_theory_only
 from smimbench.interfaces import AlgorithmPrediction, Array, Host, Overlaps
-from smimbench.numerics import monte_carlo_rng
+from smimbench.numerics import monte_carlo_rng, symmetric
 from smimbench.problem import Problem
 from smimbench.theory import limit_point
 from smimbench_algorithms.least_squares import SAME, Linear, seen_by_labels
@@ -68,6 +69,15 @@ def shrink(x: Array, threshold: float, positive: bool) -> Array:
     """Eigenvalues of the proximal map, for eigenvalues x of any shape."""
     moved = clip(x - threshold, 0.0, None)
     return moved if positive else moved - clip(-x - threshold, 0.0, None)
+
+
+def spectrum(matrix: Array, is_symmetric: bool) -> Array:
+    """Eigenvalues of matrices (..., d, d), or without symmetry their singular values with both signs (..., 2 d)."""
+    xp = namespace(matrix)
+    if is_symmetric:
+        return xp.linalg.eigvalsh(symmetric(matrix))
+    values = xp.linalg.svdvals(matrix)
+    return xp.concat([values, -values], axis=-1)
 
 
 def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk:
@@ -430,7 +440,8 @@ def wide_factor_point(
 
     For ``S = s W W^T`` the squared norm of the factor is a trace, ``|W|^2 = tr(S) / s``: with a loss that is convex in S and a
     factor at least as wide as the rank of the minimum, every local minimum in W is the minimum over matrices ``S >= 0`` with the
-    penalty ``tau tr S`` (Burer and Monteiro, Math. Program. 103, 2005).
+    penalty ``tau tr S`` (Burer and Monteiro, Math. Program. 103, 2005). For ``S = s Q K^T`` the least
+    ``|Q|^2 + |K|^2`` is ``2 |S|_* / s``, and in the units of ``fixed_point`` (kappa = 1) all counts half: tau is the same.
 
     Parameters
     ----------
@@ -444,7 +455,7 @@ def wide_factor_point(
     own = problem.prior.factor
     scale = None if own is None else own.gram_scale
     if scale is None:
-        return f"prior {problem.prior.name!r} does not make its signals of W W^T"
+        return f"prior {problem.prior.name!r} does not make its signals of W W^T, or Q K^T"
     if dimension is None:
         return "the width of the factor over D decides, and D is not known"
     seen = label_observations(problem, alpha)
@@ -453,11 +464,12 @@ def wide_factor_point(
     prior: Any = problem.prior
     factor = prior.factor.draw(monte_carlo_rng("shape of a factor"), 1, dimension, width)
     columns = factor.shape[-1]
-    found = fixed_point(prior, seen, decay / (2 * dimension * scale(factor)), positive=True)
+    positive = problem.model.symmetric
+    found = fixed_point(prior, seen, decay / (2 * dimension * scale(factor)), positive)
     if found.estimate.rank > columns / dimension:
         return (
             f"a factor of {columns} columns is narrower than the minimum is of rank "
             f"({found.estimate.rank * dimension:.0f} of D = {dimension}), and can end in other minima"
         )
-    point = minimum_point(problem, alpha, found, positive=True)
+    point = minimum_point(problem, alpha, found, positive)
     return replace(point, method="minimum over a wide factor, if the steps are enough to reach it; state evolution")

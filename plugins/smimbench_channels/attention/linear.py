@@ -21,7 +21,7 @@ CONVENTIONS = ("scaled", "plain")
 
 @dataclass(frozen=True)
 class AttentionLinear(LinearChannel, AttentionChannel):
-    r"""Direct observation of every unordered pair of tokens, with Gaussian noise.
+    r"""Direct observation of every pair of tokens, with Gaussian noise.
 
     .. math::
 
@@ -30,7 +30,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
 
     with ``N_ab = noise (1 + delta_ab)`` in the "scaled" convention (the same signal-to-noise ratio at all
     sites) and ``N_ab = noise`` in the "plain" one. Labels are (n, C), in units of h, in the order of the
-    sites.
+    sites. Without symmetry (untied queries and keys) these are the ordered pairs ``a != b``, and the conventions are the same.
 
     Parameters
     ----------
@@ -40,6 +40,8 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         Variance of the noise, >= 0. At 0 the two conventions are the same problem.
     noise_convention : {"scaled", "plain"}
         Whether the noise of the diagonal is doubled, as the variance of ``h_aa`` is.
+    symmetric : bool
+        Filled in from the model.
 
     Notes
     -----
@@ -54,6 +56,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
     tokens: int
     noise: float = 0.0
     noise_convention: str = "scaled"
+    symmetric: bool = True
 
     components = 1
 
@@ -135,9 +138,9 @@ class AttentionLinear(LinearChannel, AttentionChannel):
 
     @property
     def _squares(self) -> float:  # type: ignore[override]
-        return self.tokens * (self.tokens + 3) / 2
+        return float(self.sites + (self.tokens if self.symmetric else 0))
 
     def _noise(self, like: Array) -> Array:
         """Noise variance of every site, in units of z."""
         diagonal = self.noise / 2 if self.noise_convention == "plain" else self.noise
-        return array_like(site_values(self.tokens, float(diagonal), float(self.noise)), like)
+        return array_like(site_values(self.tokens, float(diagonal), float(self.noise), self.symmetric), like)

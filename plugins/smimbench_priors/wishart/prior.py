@@ -147,7 +147,7 @@ class Wishart(Prior):
         pairs = [xp.linalg.eigh(safe[p, :, :]) for p in range(components)]
         # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
         Qhat, whole, *spectra = read_together(Qhat, xp.astype(whole, R.dtype), *(values for values, _ in pairs))
-        noise = _noise_of_components(Qhat)
+        noise = noise_of_components(Qhat)
         V = send(np.diag(mmse(noise, rho)), R)
         if not whole:
             return Denoised(xp.full_like(R, math.nan), V)
@@ -166,7 +166,7 @@ class Wishart(Prior):
         and dtype; V is diagonal.
         """
         xp = namespace(Qhat)
-        noise = _noise_of_components(to_host(Qhat))
+        noise = noise_of_components(to_host(Qhat))
         if self.rho == 0:
             t = np.minimum(noise, 1.0)
             error, gain = t * (2 - t), (1 - t) ** 2
@@ -243,7 +243,7 @@ def _pullback(factor: Array, gradient: Array) -> Array:
     return xp.matmul(gradient + xp.matrix_transpose(gradient), factor) / _length(factor)
 
 
-def _noise_of_components(Qhat: Host) -> Host:
+def noise_of_components(Qhat: Host) -> Host:
     """Noise variance ``[Qhat^{-1}]_pp`` (..., P) of every component alone; infinite without information."""
     Qhat = np.asarray(Qhat, dtype=np.float64)
     identity = np.eye(Qhat.shape[-1], dtype=bool)

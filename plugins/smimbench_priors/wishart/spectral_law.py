@@ -164,7 +164,7 @@ def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host,
     """
     root = np.sqrt(delta)[:, None]
     bulks = _bulks_of_one(float(root[0, 0]), rho) if root.size == 1 else _bulks(root[:, 0], rho)
-    t, dt = _double_exponential()
+    t, dt = double_exponential()
     parts = []
     for base, left, right in ((0.0, bulks.outer, bulks.middle), (bulks.base, bulks.lower, bulks.upper)):
         inner = [_cut(float(left[0]), float(right[0]), base, float(root[0, 0]), rho, x) for x in breaks]
@@ -192,7 +192,7 @@ def _cut(left: float, right: float, base: float, root: float, rho: float, x: flo
 
 
 @lru_cache(maxsize=1)
-def _double_exponential() -> tuple[Host, Host]:
+def double_exponential() -> tuple[Host, Host]:
     """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) rule, ``t = 1/(1 + exp(-pi sinh u))``.
 
     It does not care how sharp the corner of the density is at an end of a piece: the same few nodes serve soft edges, hard

@@ -1,4 +1,4 @@
-"""The channel of noiseless softmax attention with tied query and key of extensive rank: one layer, or ``two_layers``."""
+"""The channel of noiseless softmax attention of extensive rank: one layer, or ``two_layers``; with untied ones, ``rows``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from smimbench.derive import MixedChannel
 from smimbench.interfaces import Array, Host, ParameterError, Posterior, Sampling, Uncertain
 from smimbench.interfaces.checks import LARGEST, check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_scales
+from smimbench_channels.attention.softmax.rows import RowSoftmax
 from smimbench_channels.attention.softmax.two_layers import STEEPEST, TwoLayerAttention
 from smimbench_channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
 from smimbench_channels.batches import array_like, normal_density, on_host, uncentred, uncertain_like
@@ -38,10 +39,13 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     The label fixes h up to one common constant, so the posterior is Gaussian along that one direction and
     every result but the generalisation error is free of beta.
 
+    Without symmetry (untied queries and keys, one layer) the softmax is over the T - 1 other tokens, labels are (n, T, T - 1),
+    and each row leaves a constant of its own open.
+
     Parameters
     ----------
     tokens : int
-        T, at least 2; filled in from the model.
+        T, at least 2, without symmetry 3; filled in from the model.
     layers : int
         Number of attention layers: 1, or 2 for two tokens.
     beta : float
@@ -49,6 +53,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     skip : float
         Weight of the skip connection of the layers before the last. With a single layer there is none, and
         any value but the default is refused.
+    symmetric : bool
+        Filled in from the model.
 
     Notes
     -----
@@ -65,21 +71,27 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     layers: int = 1
     beta: float = 1.0
     skip: float = 1.0
+    symmetric: bool = True
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 2)
         check_whole("layers", self.layers, 1, 2)
         if self.layers == 2 and self.tokens != 2:
             raise ParameterError("layers", f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2")
+        if self.layers == 2 and not self.symmetric:
+            raise ParameterError("layers", "must be 1 with symmetric = false, got 2")
         check_number("beta", self.beta, positive=True, most=STEEPEST if self.layers == 2 else LARGEST)
         check_number("skip", self.skip, positive=False)
         if self.layers == 1 and self.skip != 1.0:
             raise ParameterError("skip", f"has no effect with layers = 1 and must be left out, got {self.skip}")
+        _ = self._other  # checks the number of tokens
 
     @property
-    def _deep(self) -> TwoLayerAttention:
-        """The channel of two layers, which is implemented separately."""
-        return TwoLayerAttention(beta=self.beta, skip=self.skip)
+    def _other(self) -> TwoLayerAttention | RowSoftmax | None:
+        """The channel of two layers, or of untied queries and keys, which are implemented separately; None for any other."""
+        if not self.symmetric:
+            return RowSoftmax(self.tokens, self.beta)
+        return TwoLayerAttention(beta=self.beta, skip=self.skip) if self.layers == 2 else None
 
     @property
     def components(self) -> int:
@@ -91,8 +103,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
-        if self.layers == 2:
-            return self._deep.forward(z)
+        if other := self._other:
+            return other.forward(z)
         check_latents(z, 1, self.sites)
         return log_softmax(self.beta * self._matrix(z[..., 0, :]))
 
@@ -104,15 +116,15 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``z`` (..., n, 1, C) and ``cotangent`` G (..., n, T, T), the derivative of a loss with respect to the probabilities.
         """
-        if self.layers == 2:
-            return self._deep.vjp(z, cotangent)
+        if other := self._other:
+            return other.vjp(z, cotangent)
         rows = softmax_vjp(self.observable(self.forward(z)), cotangent, self.beta)
         return self._to_latents(rows)[..., None, :]
 
     @property
     def mixed(self) -> Callable[[Host], MixedAttentionSoftmax] | None:  # type: ignore[override]
-        """The channel of latents ``z = A zeta``; None for two layers."""
-        return partial(MixedAttentionSoftmax, self) if self.layers == 1 else None
+        """The channel of latents ``z = A zeta``; None for two layers, or without symmetry."""
+        return None if self._other else partial(MixedAttentionSoftmax, self)
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
@@ -129,8 +141,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C); the ``covariance`` is V / C.
         ``rng`` is not used.
         """
-        if self.layers == 2:
-            return self._deep.posterior(y, omega, V, second_moment=second_moment, rng=rng)
+        if other := self._other:
+            return other.posterior(y, omega, V, second_moment=second_moment, rng=rng)
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
         u, distance = self._off_line(y, omega)
@@ -153,8 +165,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), result (n,).
         """
-        if self.layers == 2:
-            return self._deep.log_partition(y, omega, V)
+        if other := self._other:
+            return other.log_partition(y, omega, V)
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
         _, distance = self._off_line(y, omega)
@@ -168,8 +180,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape. With two layers it is
         sampled, from so many ``labels``.
         """
-        if self.layers == 2:
-            return self._deep.information(Q, V, labels=labels)
+        if other := self._other:
+            return other.information(Q, V, labels=labels)
         xp = namespace(Q, V)
         V = xp.broadcast_arrays(Q, V)[1]
         return Uncertain((self.sites - 1) / V, 0.0, "closed form")
@@ -185,14 +197,16 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         With two layers, either one known, the margins still depend on two numbers of the other: both share the equations.
         """
-        return float(self.sites - 1) if self.layers == 1 else 2.0
+        if self.layers == 2:
+            return 2.0
+        return float(self.sites - 1) if self.symmetric else RowSoftmax(self.tokens, self.beta).equations
 
     @property
     def generalization_error(self) -> Callable[[Array, Array], dict[str, Uncertain]] | None:  # type: ignore[override]
         """Prediction errors on a new label for two tokens and one layer; None otherwise, as quadrature has too many
         dimensions.
         """
-        return self._two_token_error if self.tokens == 2 and self.layers == 1 else None
+        return self._two_token_error if self.tokens == 2 and not self._other else None
 
     def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         r"""Squared error of the predicted probabilities, summed over the four entries of y.
