@@ -350,7 +350,9 @@ def test_theory_of_an_integrated_channel_says_how_it_was_made_and_holds():
 def test_what_pairs_labels_with_latents_one_by_one_refuses_mixed_ones():
     from smimbench_algorithms.erm import Erm
 
-    assert "are not one number for each latent" in Erm().refuses(problem_of(SEQUENCE, "linear", {"decay": 0.5}))
+    assert "for each latent of independent tokens, as tokens are correlated" in Erm().refuses(
+        problem_of(SEQUENCE, "linear", {"decay": 0.5})
+    )
     assert Erm().refuses(problem_of(SEQUENCE, "linear", None)) is None
 
 

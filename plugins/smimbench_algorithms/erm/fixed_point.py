@@ -72,7 +72,8 @@ def why_not(problem: Problem, loss: Loss | None) -> str | None:
         return f"labels of channel {name!r} do not depend on the sign of the signal: no loss is convex in the latents"
     kind = labels_of(problem)
     if kind is None:
-        return f"labels of channel {problem.channel.name!r} are not one number for each latent"
+        what = f"labels of channel {problem.channel.name!r} are not one number for each latent"
+        return what if problem.mixing is None else f"{what} of independent tokens, as tokens are correlated"
     if loss is not None and loss.binary and kind != "signs":
         return f"loss {loss.name!r} needs labels -1 and +1, those of channel {problem.channel.name!r} are not"
     return None
