@@ -55,7 +55,7 @@ SIZES: dict[str, list[str]] = {
     ],
     "aim-hardmax-tokens": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "aim-two-layers": ["grid.dimension=[50, 100]", "grid.seeds=4", "grid.alpha=[0.05, 0.2, 0.45]"],
-    "smi-three-layers": ["grid.dimension=[150, 300]", "grid.seeds=8"],
+    "smi-three-layers": ["grid.dimension=[150, 300]", "grid.seeds=8", "grid.alpha=[0.5, 1.25]"],
 }
 """What is changed of each suite: sizes and seeds at which verdicts are decided. Nothing: the suite as it is written."""
 
