@@ -91,8 +91,6 @@ def suite_of_items(
         if len(owners) > 1:
             raise ValueError(f"{' and '.join(owners)} have {name}: set problem.{owners[0]}.{name}={text}")
         given.append(f"problem.{owners[0]}.{name}={text}")
-        if (*owners, name) == ("inputs", "features"):  # a spectrum is that of one dimension
-            given.append(f"grid.dimension={text}")
     names = {kind: json.dumps(items[kind]) for kind in KINDS}
     names["inputs"] = f"inputs  = {{ name = {json.dumps(items['inputs'])} }}\n" if "inputs" in kinds else ""
     plain = [str(items[kind]).rpartition(":")[2] for kind in kinds]

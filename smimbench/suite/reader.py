@@ -283,7 +283,7 @@ class _Reader:
                         self.unmade.append(Unmade(label, tables, str(error)))
                     continue
                 D = problem.inputs.shape[1]
-                if D is not None and set(sizes) != {D}:
+                if D is not None and algorithms and set(sizes) != {D}:
                     raise self.fail("grid.dimension", f"must be {D}, the number of features of {key}.inputs")
                 plans.append(
                     ProblemPlan(key, problem, tables, alphas, sizes, label or problem.label, draws, theory_only)

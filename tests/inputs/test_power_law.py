@@ -288,3 +288,6 @@ def test_theory_without_a_suite_takes_the_number_of_features():
     (steep,) = theory(**asked, inputs="power-law", features=37).table
     assert flat["mse"] == pytest.approx(independent["mse"], rel=1e-9)
     assert steep["mse"] < 0.95 * flat["mse"]
+    spectrum = [1 / k for k in range(1, 38)]
+    (given,) = theory(**asked, inputs="power-law", spectrum=spectrum).table
+    assert given["mse"] == pytest.approx(steep["mse"], rel=1e-9)
