@@ -32,6 +32,7 @@ class AttentionChannel(Channel):
     """Base class of channels for attention-indexed models, with one site per pair of tokens."""
 
     tokens: int
+    symmetric: bool = True
     reference = "arXiv:2506.01582"
     capabilities = Capabilities(models=("attention-indexed",))
     symmetry = "none"

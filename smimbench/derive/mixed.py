@@ -16,7 +16,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace
-from smimbench.interfaces import Array, Channel, Host, Model, ParameterError
+from smimbench.interfaces import Array, Channel, Host, Model, ParameterError, is_symmetric
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.token_pairs import site_pairs, site_scales
 
@@ -37,7 +37,7 @@ def site_mixing(model: Model, root: Host) -> Host:
             [t / s * (root[a, c] * root[b, d] + root[a, d] * root[b, c]) / (1 + (c == d)) for t, (c, d) in zip(scales, pairs)]
             for s, (a, b) in zip(scales, pairs)
         ])  # fmt: skip
-    if len(A) != model.sites or not model.symmetric:
+    if len(A) != model.sites or not is_symmetric(model):
         raise ParameterError(
             "name", f"model {model.name!r} has {model.sites} sites: no correlated tokens are known for it"
         )

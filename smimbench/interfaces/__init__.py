@@ -35,7 +35,7 @@ from smimbench.interfaces.checks import checked_posterior
 from smimbench.interfaces.inputs import Inputs
 from smimbench.interfaces.item import Item, takes
 from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
-from smimbench.interfaces.model import Model
+from smimbench.interfaces.model import Model, is_symmetric
 from smimbench.interfaces.prior import Denoised, Factor, Law, Overlap, Prior
 from smimbench.interfaces.problem import Data, ProblemLike, Start
 
@@ -73,6 +73,7 @@ __all__ = [
     "StoppingRule",
     "Uncertain",
     "checked_posterior",
+    "is_symmetric",
     "require",
     "takes",
 ]

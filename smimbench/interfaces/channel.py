@@ -84,10 +84,6 @@ class Channel(Item):
     integrates, in up to 12 latent dimensions, to about 1e-2 of its width. A continuous label without noise has none. With few
     labels give normalized probabilities: sums over labels are then exact. Without it: there must be a posterior."""
 
-    symmetric: bool = True
-    """Whether sites are those of a symmetric matrix. A dataclass field of that name is filled in from the model. Without it: they
-    are."""
-
     mixed: Callable[[Any], Any] | None = None
     """``mixed(A)``: the channel of latents ``z = A u`` with u (n, P, C) independent over sites and A (C, C) invertible, on the
     host: a ``smimbench.derive.MixedChannel`` with a posterior, for correlated tokens. Derived: `log_likelihood` is integrated;

@@ -12,7 +12,11 @@ from smimbench.interfaces.item import Item
 
 
 class Model(Item):
-    """How the signal and the inputs form the latents."""
+    """How the signal and the inputs form the latents.
+
+    A model of matrices without symmetry has an attribute ``symmetric = False``. Channels and priors for it have a dataclass field
+    of that name, which is filled in from the model.
+    """
 
     _required = (
         "rank",
@@ -35,7 +39,7 @@ class Model(Item):
     tokens: int
     """T, the tokens of a sample."""
     kappa: ClassVar[float]
-    """Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank)."""
+    """Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank; 1 without symmetry)."""
     rank: ClassVar[Literal["low", "extensive"]]
     """``"low"`` (P vectors, ``n = alpha D``) or ``"extensive"`` (P matrices D x D, ``n = alpha D^2``)."""
 
@@ -102,10 +106,12 @@ class Model(Item):
         """Cost of one ``forward`` and one ``adjoint`` in one pass over the inputs, and of a typical prior's ``denoise``."""
         raise NotImplementedError
 
-    symmetric: bool = True
-    """Whether matrices of the signal are symmetric; channels and priors must agree. Without it: they are."""
-
     forward_gram: Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None = None
     """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` (``Q K^T`` without symmetry) from F, and a function from
     g to the gradient of ``sum(g z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. Without it: latents
     are made from the signal."""
+
+
+def is_symmetric(model: Model) -> bool:
+    """Whether the matrices of a model's signals are symmetric, as they are if it does not say."""
+    return bool(getattr(model, "symmetric", True))

@@ -114,8 +114,5 @@ class Prior(Item):
     overlap: Callable[[Array], Overlap] = DERIVED
     """``overlap(Qhat)``: the state-evolution map of ``denoise``; ``Qhat`` (..., P, P). Derived: from the law, or simulated."""
 
-    symmetric: bool = True
-    """Whether its matrices are symmetric. Without it: they are."""
-
     factor: Factor | None = None
     """``Factor(draw, compose, pullback, gram_scale)``: what gradient methods move in. Derived: the signal itself."""

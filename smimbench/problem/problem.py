@@ -18,7 +18,19 @@ from smimbench.derive.features import WeightedPrior, weighted
 from smimbench.derive.mixed import WhitenedModel, mixed_channel, site_mixing
 from smimbench.derive.prior import complete_prior
 from smimbench.files import ForeseenError, JsonObject, canonical_json, error_line, error_place
-from smimbench.interfaces import Array, Channel, Cost, Data, Host, Inputs, Model, ParameterError, Prior, Start
+from smimbench.interfaces import (
+    Array,
+    Channel,
+    Cost,
+    Data,
+    Host,
+    Inputs,
+    Model,
+    ParameterError,
+    Prior,
+    Start,
+    is_symmetric,
+)
 from smimbench.numerics.seeds import STREAMS, words
 from smimbench.problem.instance import Instance, draw_on, fill, stored_types
 from smimbench.registry.parameters import build, parameters_of, signature_of
@@ -141,10 +153,11 @@ class Problem:
         self.spec: dict[str, JsonObject] = {}
         self._defaults: dict[str, JsonObject] = {}
         self.model = self._make("model", model)
-        if self.model.symmetric:
+        symmetric = is_symmetric(self.model)
+        if symmetric:
             self.spec["model"].pop("symmetric", None)  # keys of results do not change
-        self.channel = self._make("channel", channel, tokens=self.model.tokens, symmetric=self.model.symmetric)
-        self.prior = self._make("prior", prior)
+        self.channel = self._make("channel", channel, tokens=self.model.tokens, symmetric=symmetric)
+        self.prior = self._make("prior", prior, symmetric=symmetric)
         self.inputs = self._make("inputs", inputs)
         if self.inputs.shape[0] not in (None, self.model.tokens):
             raise ProblemError(
@@ -190,13 +203,15 @@ class Problem:
             raise ProblemError(f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}")
         with explained(kind):
             entry = get_registry().get(kind, name, None if kind == "model" else self.model.name)
+            if (
+                kind in ("channel", "prior")
+                and not is_symmetric(self.model)
+                and "symmetric" not in signature_of(entry.item)
+            ):
+                raise ParameterError(
+                    "name", f"{name!r} is for symmetric matrices only, and symmetric of the model is false"
+                )
             item = build(entry.item, kind, table, provided)
-        if kind in ("channel", "prior") and item.symmetric != self.model.symmetric:
-            raise ProblemError(
-                f"{kind}.name",
-                f"{name!r} is for matrices with{'' if item.symmetric else 'out'} symmetry, not for symmetric = "
-                f"{str(self.model.symmetric).lower()} of the model",
-            )
         self.spec[kind] = specification(entry, item)
         self._defaults[kind] = {k: p.default for k, p in signature_of(entry.item).items()}
         return item

@@ -15,7 +15,7 @@ from smimbench.files import JsonObject, plain_value, suggestion
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.checks import shown
 
-ENGINE_FILLED = {"channel": ("tokens", "symmetric")}
+ENGINE_FILLED = {"channel": ("tokens", "symmetric"), "prior": ("symmetric",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
 

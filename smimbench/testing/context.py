@@ -13,7 +13,7 @@ import numpy as np
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.files import JsonObject, attempt, error_line
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import ParameterError, is_symmetric
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -74,10 +74,9 @@ class CheckContext:
     def _model(self, name: str, reasons: list[str]) -> Iterator[Any]:
         """Build the model of this name with as many tokens as the item accepts; if none, add the reason to ``reasons``."""
         entry, channel = get_registry().get("model", name), self.kind == "channel"
-        symmetric = getattr(self.item, "symmetric", True) if self.kind in ("channel", "prior") else True
         own = getattr(self.item, "tokens", None) if channel else None
         for tokens in TOKENS if own is None else (own,):
-            model = _made(entry, {"tokens": tokens, "symmetric": symmetric})
+            model = _made(entry, {"tokens": tokens, "symmetric": is_symmetric(self.item)})
             refused = _why_refused(self.item, model) if channel and own is None and model is not None else ""
             if model is not None and not refused:
                 yield model
@@ -159,9 +158,9 @@ def shipped(kind: str, model: Any) -> list[Any]:
     """Shipped items for a model, with default parameters; for a third-party model, all that fit."""
     entries = [e for e in get_registry().entries(kind) if e.fits(model.name)]
     own = [e for e in entries if e.distribution == BUILT_IN] or entries
-    wanted = {"tokens": getattr(model, "tokens", 2), "symmetric": model.symmetric}
-    made = (item for entry in own if (item := _made(entry, wanted)) is not None)
-    return [item for item in made if item.symmetric == model.symmetric]
+    fitting = [e for e in own if is_symmetric(model) or "symmetric" in signature_of(e.item)]
+    wanted = {"tokens": getattr(model, "tokens", 2), "symmetric": is_symmetric(model)}
+    return [item for entry in fitting if (item := _made(entry, wanted)) is not None]
 
 
 def _why_refused(channel: Any, model: Any) -> str:

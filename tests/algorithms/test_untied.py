@@ -120,9 +120,9 @@ def test_nuclear_norm_and_weight_decay_on_both_factors_come_close_to_theory(algo
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"prior": "wishart"}, r"prior\.name: 'wishart' is for matrices with symmetry"),
+        ({"prior": "wishart"}, r"prior\.name: 'wishart' is for symmetric matrices only"),
         ({"symmetric": True}, r"prior\.name: 'bilinear' is for matrices without symmetry"),
-        ({"channel": "hardmax"}, r"channel\.name: 'hardmax' is for matrices with symmetry"),
+        ({"channel": "hardmax"}, r"channel\.name: 'hardmax' is for symmetric matrices only"),
         ({"channel": "softmax"}, r"channel\.tokens: must be at least 3"),
         ({"channel": "softmax", "layers": 2}, r"channel\.layers: must be 1"),
         ({"tokens": 1}, r"model\.tokens: must be at least 2"),

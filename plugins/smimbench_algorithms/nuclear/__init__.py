@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import matching, namespace, to_host
-from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Info, require
+from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Info, is_symmetric, require
 from smimbench.numerics import singular_function, spectral_function
 from smimbench.problem import Problem
 from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
@@ -99,7 +99,7 @@ class Nuclear(LinearRegression):
         """Reason why a problem cannot be solved (labels not linear; for the best penalty, a prior without theory), or None."""
         if self.regularisation == "optimal" and (why := no_theory(problem)):
             return f"regularisation = 'optimal' needs a theory: {why}"
-        if self.positive and not problem.model.symmetric:
+        if self.positive and not is_symmetric(problem.model):
             return "matrices without symmetry cannot be positive: give positive = false"
         return super().refuses(problem)
 
@@ -135,7 +135,7 @@ class Nuclear(LinearRegression):
 
     def findings(self, state: NuclearState) -> dict[str, Any]:
         """The penalty, an upper bound of the objective's relative distance from its minimum, and the spectrum."""
-        values = spectrum(state.estimate, state.squares.problem.model.symmetric)
+        values = spectrum(state.estimate, is_symmetric(state.squares.problem.model))
         return {
             "regularisation": [state.threshold],
             "relative_duality_gap": [state.gap],
@@ -168,7 +168,7 @@ class Nuclear(LinearRegression):
         xp = namespace(state.point)
         slope, _ = state.squares.normal(state.point, targets=True)
         threshold = state.next_threshold / state.lipschitz
-        of = spectral_function if state.squares.problem.model.symmetric else singular_function
+        of = spectral_function if is_symmetric(state.squares.problem.model) else singular_function
         new = of(state.point + slope / state.lipschitz, lambda values: shrink(values, threshold, self.positive))
         # Momentum that points uphill is dropped.
         if float(xp.sum((state.point - new) * (new - state.estimate))) > 0:
@@ -199,7 +199,7 @@ class Nuclear(LinearRegression):
         xp = namespace(estimate)
         start, loss = state.origin
         loss = max(loss - 0.5 * float(xp.sum((start + slope) * estimate)), 0.0)
-        of = state.squares.problem.model.symmetric
+        of = is_symmetric(state.squares.problem.model)
         values = spectrum(slope, of)
         steepest = float(xp.max(values if self.positive else xp.abs(values)))
         s = min(1.0, state.threshold / steepest) if steepest > 0 else 1.0
@@ -217,7 +217,7 @@ class Nuclear(LinearRegression):
         xp = namespace(data.inputs)
         fit, rest = LinearRegression.held_out(problem, data, linear)
         slope, _ = fit.normal(xp.zeros_like(start), targets=True)
-        largest = float(xp.max(xp.abs(spectrum(slope, problem.model.symmetric))))
+        largest = float(xp.max(xp.abs(spectrum(slope, is_symmetric(problem.model)))))
         lipschitz = fit.lipschitz(rng)
         best, least = largest * FRACTIONS[0], math.inf
         estimate = start

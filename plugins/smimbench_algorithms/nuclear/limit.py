@@ -32,7 +32,7 @@ import numpy as np
 
 from smimbench.backend import clip, namespace
 from smimbench.derive import predict, why_theory_only
-from smimbench.interfaces import AlgorithmPrediction, Array, Host, Overlaps
+from smimbench.interfaces import AlgorithmPrediction, Array, Host, Overlaps, is_symmetric
 from smimbench.numerics import monte_carlo_rng, symmetric
 from smimbench.problem import Problem
 from smimbench.theory import limit_point
@@ -464,7 +464,7 @@ def wide_factor_point(
     prior: Any = problem.prior
     factor = prior.factor.draw(monte_carlo_rng("shape of a factor"), 1, dimension, width)
     columns = factor.shape[-1]
-    positive = problem.model.symmetric
+    positive = is_symmetric(problem.model)
     found = fixed_point(prior, seen, decay / (2 * dimension * scale(factor)), positive)
     if found.estimate.rank > columns / dimension:
         return (

@@ -31,11 +31,13 @@ class Bilinear(Prior):
     rho : float
         Width over dimension, r / D >= 0. Zero stands for the limit of small width with ``Qhat`` counted per
         unit of width, ``t = 1/Qhat = rho Delta``: only ``overlap`` and the moments make sense there.
+    symmetric : bool
+        Filled in from the model; must be false.
 
     Raises
     ------
     ParameterError
-        If ``rho`` is negative or not finite.
+        If ``rho`` is negative or not finite, or the model's matrices are symmetric.
 
     Notes
     -----
@@ -49,17 +51,21 @@ class Bilinear(Prior):
     """
 
     rho: float
+    symmetric: bool = False
 
     name = "bilinear"
     version = 1
     reference = "arXiv:2203.07752, arXiv:2410.18858"
     capabilities = Capabilities(models=("attention-indexed",))
     example: ClassVar[dict[str, Any]] = {"rho": 0.5}
-    symmetric = False
 
     def __post_init__(self) -> None:
         check_number("rho", self.rho, positive=False, most=1e6)  # beyond, its laws are those of the limit
         object.__setattr__(self, "rho", float(self.rho))
+        if self.symmetric:
+            raise ParameterError(
+                "name", "'bilinear' is for matrices without symmetry: give the model symmetric = false"
+            )
 
     def _width(self, dimension: int) -> int:
         if self.rho == 0:
