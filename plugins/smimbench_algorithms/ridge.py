@@ -97,7 +97,7 @@ class Ridge(LinearRegression):
         """The prior mean plus the computed deviation."""
         return state.base + state.deviation[0, ...]
 
-    def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
+    def theory(self, problem: Problem, alpha: float, assumed: Problem | None = None) -> AlgorithmPrediction | str:
         """Error of the estimate in the limit, or the reason why there is no theory.
 
         Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank, or latents of unlike noise (as
@@ -106,6 +106,8 @@ class Ridge(LinearRegression):
         """
         if self.regularisation == "validation":
             return "a penalty chosen on held-out samples has no closed form"
+        if assumed is not None and self.regularisation == "theory":
+            return self._mismatched(problem, assumed, alpha)
         best = self.regularisation == "theory" and problem.components == 1
         if problem.model.rank == "low":
             linear, _ = self.observed(problem)
@@ -114,6 +116,16 @@ class Ridge(LinearRegression):
         elif not best:
             return "matrices have a theory for one component and regularisation = 'theory' only"
         return _best_linear(problem, alpha)
+
+    def _mismatched(self, problem: Problem, assumed: Problem, alpha: float) -> AlgorithmPrediction | str:
+        """Theory with the penalty that is best for ``assumed``, whose labels are linear in the same latents."""
+        same = problem.spec["channel"]["name"] == assumed.spec["channel"]["name"]
+        if problem.model.rank != "low" or not same or np.abs(prior_moments(assumed)[1]).max() > 0:
+            return "with wrong assumptions its theory is for a wrong noise or variance, and signals of low rank"
+        penalties = float(self.observed(assumed)[0].noise.min()) / np.diagonal(prior_moments(assumed)[0])
+        if np.ptp(penalties) > SAME * penalties.max():
+            return "theory needs one penalty for all components"
+        return replace(self, regularisation=float(penalties[0]))._low_rank_theory(problem, alpha)
 
     def _low_rank_theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
         linear, _ = self.observed(problem)

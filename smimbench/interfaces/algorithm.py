@@ -112,6 +112,8 @@ class AlgorithmPrediction:
         By metric the coefficient of 1/D of every component.
     at_size : bool or None
         True for a prediction of the runs that ``Conditions`` describes, their dimension and their starts, not of the limit.
+    draws : callable or None
+        ``draws()``: a ``smimbench.theory.Check`` of each number by plain draws, for ``theory --verify`` of wrong assumptions.
     more : dict
         Other entries of the point in the JSON of ``smimbench theory``: what metrics read (``cosine``, ``squared_cosine`` and
         others with their ``..._error``, ``calibration``, ``generalization_error``), and those named as in ``findings``.
@@ -127,6 +129,7 @@ class AlgorithmPrediction:
     trajectory: dict[str, list[Any]] | str | None = None
     finite_size: dict[str, list[float]] | None = None
     at_size: bool | None = None
+    draws: Callable[[], list[Any]] | None = field(default=None, compare=False)
     more: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -138,7 +141,7 @@ class AlgorithmPrediction:
 
     def document(self) -> dict[str, Any]:
         """The prediction as JSON; ``mse`` and ``mse_error`` are single numbers if there is one component."""
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "more"}
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("draws", "more")}
         for name in ("mse", "mse_error"):
             values = np.asarray(found[name], dtype=float)
             found[name] = values.item() if values.size == 1 else values.tolist()
@@ -262,7 +265,8 @@ class Algorithm(Item):
     theory: Callable[..., AlgorithmPrediction | str] | None = None
     """``theory(problem, alpha, conditions)``: what theory says of this algorithm, optimal or not: an ``AlgorithmPrediction``
     (``smimbench.theory.limit_point`` makes it from overlaps), or in words why there is none. ``conditions``, a ``Conditions``,
-    may be left out. Without it: its rows are compared with the Bayes-optimal value only."""
+    may be left out. With an argument ``assumed``: a problem that all methods are given while data are from ``problem``; None if
+    that is the same. Without it: its rows are compared with the Bayes-optimal value only."""
 
     variance: Callable[[Any], Array] | None = None
     """``variance(state)``: the error V (P, P) that it predicts for its estimate. Without it: no Bayes predictor of the label."""

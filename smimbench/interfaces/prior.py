@@ -66,6 +66,9 @@ class Law(NamedTuple):
     spectral_means : callable or None
         ``spectral_means(function, noise, breaks)``: means over the eigenvalues of ``S + sqrt(noise) Z``; None: no theory for
         ``nuclear``.
+    eigenvalue_map : callable or None
+        ``eigenvalue_map(values, noise)``: what ``denoise`` within an iteration makes of the eigenvalues of an observation; None:
+        no theory for ``gamp`` that assumes this prior.
     fluctuation : callable or None
         ``fluctuation(dimension)``: relative standard deviation of a self-overlap; None: ``sqrt(2 / D)``.
     """
@@ -75,6 +78,7 @@ class Law(NamedTuple):
     eigenvalues: Any = None
     spectral_means: Callable[..., Uncertain] | None = None
     fluctuation: Callable[[int], float] | None = None
+    eigenvalue_map: Callable[[Array, float], Array] | None = None
 
 
 class Prior(Item):
@@ -97,8 +101,9 @@ class Prior(Item):
         raise NotImplementedError
 
     law: Law = Law()
-    """``Law(log_density, quantile, eigenvalues, spectral_means, fluctuation)``: the law of an entry (low rank) or of an
-    eigenvalue (extensive rank), in place of ``sample`` and ``denoise``. Without it: the two are needed; no theory for `nuclear`.
+    """``Law(log_density, quantile, eigenvalues, spectral_means, fluctuation, eigenvalue_map)``: the law of an entry (low rank) or
+    of an eigenvalue (extensive rank), in place of ``sample`` and ``denoise``. Without it: the two are needed; no theory for
+    `nuclear`.
     """
 
     mean: Callable[[int, int], Array] = DERIVED

@@ -92,6 +92,14 @@ def specification(entry: Entry, item: Any) -> JsonObject:
     return spec
 
 
+def as_table(spec: JsonObject) -> JsonObject:
+    """An item as written in a suite: parameters, and its package if that is not smimbench."""
+    table = {key: value for key, value in spec.items() if key not in (*CODE, "distribution")}
+    if "distribution" in spec:
+        table["name"] = f"{spec['distribution']}:{spec['name']}"
+    return table
+
+
 def without(key: str, table: JsonObject) -> JsonObject:
     """Specifications in a nested table without ``"source"``, the hashes of code, or without ``"version"``: a fix makes no other
     item.
@@ -122,6 +130,8 @@ class Problem:
         ``variances(D)`` (D,) of the features where they are known not to be all 1, for signals of low rank.
     features : ndarray (D,) or None
         Those for which theory is solved.
+    is_assumed : bool
+        Whether it is what an algorithm assumes of data that come from another problem.
 
     Raises
     ------
@@ -142,6 +152,7 @@ class Problem:
     mixing: Host | None = None
     variances: Callable[[int], Array] | None = None
     features: Host | None = None
+    is_assumed: bool = False
 
     def __init__(
         self,

@@ -9,13 +9,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from smimbench.files import JsonObject, error_line
+from smimbench.interfaces import Conditions
+from smimbench.problem.assumed import Assuming
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh, own_point, planned_ratio
 from smimbench.run.theory_cache import Kept, Progress, TheoryCache
 from smimbench.run.theory_guard import is_third_party, solve_in_processes
-from smimbench.suite.cells import Cell, ProblemPlan, Suite
+from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm
+from smimbench.theory.limit import own_theory
 from smimbench.theory.verification import RESOLVE, verify_point
 
 
@@ -251,6 +254,21 @@ def add_verification(
             checks = verify_point(plan.problem, point, resolve, clock=time.perf_counter, on_draws=count)
             document["verification"] += [{**place, **check.document()} for check in checks]
             on_stage(stage._replace(progress=Progress(k + 1, len(points))))
+        document["verification"] += _assumptions_by_draws(suite, plan, document)
+
+
+def _assumptions_by_draws(suite: Suite, plan: ProblemPlan, document: JsonObject) -> list[JsonObject]:
+    """Checks of algorithms with wrong assumptions; ``branch`` is the label of the algorithm."""
+    specs, rows = {table["label"]: table["spec"] for table in suite.algorithms}, []
+    for entry in document.get("algorithms", ()):
+        algorithm = build_algorithm(specs[entry["algorithm"]], plan.problem)
+        if "point" not in entry or not (isinstance(algorithm, Assuming) and algorithm.assumed(plan.problem).is_assumed):
+            continue
+        found = own_theory(algorithm, plan.problem, entry["alpha"], Conditions(start=suite.run.start))
+        if not isinstance(found, str) and found.draws is not None:
+            place = {"alpha": entry["alpha"], "branch": entry["algorithm"]}
+            rows += [{**place, **check.document()} for check in found.draws()]
+    return rows
 
 
 def holds(documents: Sequence[JsonObject]) -> bool:

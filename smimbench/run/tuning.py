@@ -16,15 +16,13 @@ from typing import Any
 from smimbench.files import JsonObject, read_json, write_atomically
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.seeds import TUNING
-from smimbench.problem.problem import specification
 from smimbench.registry.adapters import refusal
-from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
 from smimbench.run.choice import log_error
 from smimbench.run.record import SearchResult, check_model, digest_of, plain, sealed, text_of
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import Cell, ProblemPlan, Suite, key_of
+from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm, key_of, make_algorithm
 from smimbench.suite.overrides import selects
 from smimbench.suite.settings import Setting, trials_of, with_setting, words_of
 
@@ -60,11 +58,11 @@ class Search:
         entry, found = get_registry().get("algorithm", self.table["name"]), []
         for setting in trials_of(self.table["tune"], self.table["spec"]):
             try:
-                item = build(entry.item, "algorithm", with_setting(self.table["parameters"], setting))
+                spec = make_algorithm(entry, with_setting(self.table["parameters"], setting))[1]
             except ParameterError as error:  # each value alone is allowed
                 why = f"{words_of(setting)}: {error.key} {error.message}; leave a value out"
                 raise SuiteError(self.suite.file, f"algorithms: {self.table['label']}: tune", why) from None
-            found.append((setting, specification(entry, item)))
+            found.append((setting, spec))
         return found
 
     def cells(self, trial: int, seeds: int, backend: str) -> list[Cell]:
@@ -123,7 +121,7 @@ def searches(suite: Suite) -> list[Search]:
     for plan in suite.plans:
         for table in suite.algorithms if not plan.theory_only else ():
             if table["tune"]:
-                item = build(get_registry().get("algorithm", table["name"]).item, "algorithm", table["parameters"])
+                item = build_algorithm(table["spec"], None)
                 found += [] if refusal(item, plan.problem) else [Search(suite, plan, table)]
     return found
 

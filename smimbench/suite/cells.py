@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from smimbench.files import JsonObject, canonical_json
-from smimbench.problem.problem import CODE, Problem, specification
+from smimbench.problem.assumed import Assuming
+from smimbench.problem.problem import Problem, as_table, specification
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build, signature_of
 from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
@@ -121,7 +122,9 @@ class Cell:
         """
         problem = build_problem(self.problem)
         algorithm = build_algorithm(self.algorithm, problem)
-        here = {**problem.spec, "algorithm": specification(_algorithm_entry(self.algorithm, problem), algorithm)}
+        entry = _algorithm_entry(self.algorithm, problem)
+        source = {} if entry.source is None else {"source": entry.source}
+        here = {**problem.spec, "algorithm": {"version": entry.item.version, **source}}
         for kind, spec in {**self.problem, "algorithm": self.algorithm}.items():
             own, asked = (
                 f"version {one['version']}" + (f" with the code {one['source']}" if "source" in one else "")
@@ -291,14 +294,6 @@ def key_of(document: Any) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:24]
 
 
-def as_table(spec: JsonObject) -> JsonObject:
-    """An item as written in a suite: parameters, and its package if that is not smimbench."""
-    table = {key: value for key, value in spec.items() if key not in (*CODE, "distribution")}
-    if "distribution" in spec:
-        table["name"] = f"{spec['distribution']}:{spec['name']}"
-    return table
-
-
 def build_problem(spec: JsonObject) -> Problem:
     """Build a problem from the names and parameters of its items; errors as of ``Problem``."""
     return Problem(**{kind: as_table(one) for kind, one in spec.items()})
@@ -315,7 +310,17 @@ def build_algorithm(spec: JsonObject, problem: Problem | None) -> Any:
     """
     table = as_table(spec)
     del table["name"]
-    return build(_algorithm_entry(spec, problem).item, "algorithm", table)
+    return make_algorithm(_algorithm_entry(spec, problem), table)[0]
+
+
+def make_algorithm(entry: Entry, parameters: JsonObject) -> tuple[Any, JsonObject]:
+    """An algorithm from its parameters and ``assumed`` as a suite has them, and its specification."""
+    own = {key: value for key, value in parameters.items() if key != "assumed"}
+    item = build(entry.item, "algorithm", own)
+    spec = specification(entry, item)
+    if len(own) == len(parameters):
+        return item, spec
+    return Assuming(item, parameters["assumed"]), spec | {"assumed": parameters["assumed"]}
 
 
 def _algorithm_entry(spec: JsonObject, problem: Problem | None) -> Entry:

@@ -14,13 +14,14 @@ from typing import Any
 import pydantic
 
 from smimbench.derive.prior import why_theory_only
-from smimbench.files import JsonObject, canonical_json, printable, suggestion
-from smimbench.problem.problem import ItemError, Problem, ProblemError, explained, specification
+from smimbench.files import JsonObject, attempt, canonical_json, printable, suggestion
+from smimbench.problem.assumed import assumed_problem
+from smimbench.problem.problem import ItemError, Problem, ProblemError, explained
 from smimbench.registry.metrics import find_metric
-from smimbench.registry.parameters import build, explain_validation, is_value, unknown_key
+from smimbench.registry.parameters import explain_validation, is_value, unknown_key
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import ProblemPlan, Suite, Unmade, by_dimension
+from smimbench.suite.cells import ProblemPlan, Suite, Unmade, by_dimension, make_algorithm
 from smimbench.suite.overrides import Condition, check_condition, merged, override, read_condition, selects
 from smimbench.suite.schema import (
     STARTS,
@@ -361,14 +362,17 @@ class _Reader:
                 with explained("algorithm"):
                     entry = get_registry().get("algorithm", table.name)
                     for setting in product(axes):
-                        parameters = with_setting(table.model_extra or {}, setting)
-                        item = build(entry.item, "algorithm", parameters)
-                        built.append((setting, parameters, specification(entry, item), item))
+                        parameters = with_setting(table.parameters(), setting)
+                        item, spec = make_algorithm(entry, parameters)
+                        built.append((setting, parameters, spec, item))
                 if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
                     fit = f"works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}"
                     raise ProblemError("algorithm.name", f"algorithm {table.name!r} {fit}")
             except ProblemError as error:
                 self._leave_out(error, f"{key}.{error.key.partition('.')[2]}")
+                continue
+            if wrong := _impossible([parameters["assumed"] for _, parameters, *_ in built if table.assumed], plans):
+                self._leave_out(wrong, f"{key}.assumed.{wrong.key}")
                 continue
             if label in [other["entry"] for other in found]:
                 raise self.fail(f"{key}.label", f"{label!r} is used twice; give each a label of its own")
@@ -376,7 +380,8 @@ class _Reader:
             families = _families(label, built, plan)
             try:
                 with explained("algorithm"):
-                    tune = tune_of(table.tune, axes, entry.item, built[0][1], plan) if table.tune else None
+                    bare = {name: value for name, value in built[0][1].items() if name != "assumed"}
+                    tune = tune_of(table.tune, axes, entry.item, bare, plan) if table.tune else None
             except ProblemError as error:
                 raise self.fail(f"{key}.tune.{error.key.partition('.')[2]}".rstrip("."), error.message) from None
             for (setting, parameters, spec, _), family in zip(built, families):
@@ -387,7 +392,8 @@ class _Reader:
                     if canonical_json([spec, tune]) == canonical_json([other["spec"], other["tune"]]):
                         raise self.fail(key, f"is the same as algorithms[{j}], {other['label']!r}; remove one")
                 origin = "as published" if table.published else "default"
-                if not table.published and by_hand(entry.item, parameters, plan):
+                bare = {name: value for name, value in parameters.items() if name != "assumed"}
+                if not table.published and by_hand(entry.item, bare, plan):
                     origin = "by hand"
                 found.append({"label": own, "entry": label, "family": family, "spec": spec, "name": table.name,
                               "parameters": parameters, "tune": tune, "origin": origin})  # fmt: skip
@@ -397,7 +403,7 @@ class _Reader:
     def _axes(table: AlgorithmTable) -> dict[tuple[str, ...], list[Any]]:
         """Parameters of an algorithm that are given as lists of values."""
         try:
-            return axes_of(get_registry().get("algorithm", table.name).item, table.model_extra or {})
+            return axes_of(get_registry().get("algorithm", table.name).item, table.parameters())
         except RegistryError:  # making it says so
             return {}
 
@@ -473,6 +479,15 @@ def _is_value(kind: str, tables: Mapping[str, JsonObject], name: str) -> bool:
     return is_value(item, kind, name, tables[kind][name])
 
 
+def _impossible(assumed: Sequence[JsonObject], plans: Sequence[ProblemPlan]) -> ProblemError | None:
+    """Why assumptions can be made of no problem, or None; on some problems an algorithm may be skipped."""
+    for tables in assumed:
+        errors = [attempt(assumed_problem, plan.problem, tables)[1] for plan in plans]
+        if all(errors) and isinstance(errors[0], ProblemError):
+            return errors[0]
+    return None
+
+
 def _families(label: str, built: Sequence[tuple[Setting, Any, Any, Any]], plan: ProblemPlan) -> list[str | None]:
     """For each setting the name of all that have the same steps and samples as it; None if it is alone."""
     first = built[0][0]
@@ -482,7 +497,7 @@ def _families(label: str, built: Sequence[tuple[Setting, Any, Any, Any]], plan: 
         path
         for setting, *_ in built
         for path, value in setting.items()
-        if budgets[words_of({**first, path: value})] != usual
+        if path[0] == "assumed" or budgets[words_of({**first, path: value})] != usual
     }
     names = [", ".join([label, *(words_of({p: v}) for p, v in setting.items() if p in spent)]) for setting, *_ in built]
     return [name if names.count(name) > 1 else None for name in names]

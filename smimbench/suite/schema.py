@@ -231,6 +231,13 @@ class AlgorithmTable(OpenTable):
     """The publication that its settings are from; tables say `as published`."""
     tune: TuneTable | None = None
     """What `smimbench tune` searches; see `[algorithms.tune]`."""
+    assumed: dict[Literal["channel", "prior"], Item] | None = None
+    """What it takes the problem for, right or wrong: `{ channel = { beta = 2.0 }, prior = "gaussian" }`. A table without a `name`
+    holds the parameters that differ; each list is an axis. Data, errors and the optimum stay those of the problem."""
+
+    def parameters(self) -> JsonObject:
+        """Parameters as written, and ``assumed``."""
+        return {**(self.model_extra or {}), **({"assumed": dict(self.assumed)} if self.assumed else {})}
 
 
 class Reference(Table):

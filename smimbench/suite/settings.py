@@ -43,6 +43,9 @@ def axes_of(item: Any, parameters: JsonObject) -> dict[Key, list[Any]]:
             not takes_lists(item, "algorithm", name) or (value and all(isinstance(one, list) for one in value))
         ):
             found[name,] = value
+        elif name == "assumed":
+            tables = ((kind, table) for kind, table in value.items() if isinstance(table, dict))
+            found |= {(name, k, key): v for k, table in tables for key, v in table.items() if isinstance(v, list)}
         elif isinstance(value, dict) and isinstance(value.get("name"), str):  # an algorithm within this one
             try:
                 inner = get_registry().get("algorithm", value["name"]).item
@@ -71,7 +74,7 @@ def with_setting(parameters: JsonObject, setting: Setting) -> JsonObject:
 
 def words_of(setting: Setting) -> str:
     """A setting in short: ``learning_rate 0.3, beta1 0.8``."""
-    return ", ".join(f"{path[-1]} {_word(value)}" for path, value in setting.items())
+    return ", ".join(f"{'assumed ' * (path[0] == 'assumed')}{path[-1]} {_word(v)}" for path, v in setting.items())
 
 
 def _word(value: Any) -> str:

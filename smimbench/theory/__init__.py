@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from smimbench.theory.predictions import competing, point_document
     from smimbench.theory.recursion import exponential
     from smimbench.theory.types import Prediction
+    from smimbench.theory.verification import Check, compare
 
 # Imported when first used: this folder is imported whenever smimbench is.
 _HOME = {
@@ -25,11 +26,14 @@ _HOME = {
     **dict.fromkeys(("aligned", "limit_point", "own_theory", "scores"), "limit"),
     **dict.fromkeys(("competing", "point_document"), "predictions"),
     **dict.fromkeys(("Prediction",), "types"),
+    **dict.fromkeys(("Check", "compare"), "verification"),
 }
 
 __all__ = [
+    "Check",
     "Prediction",
     "aligned",
+    "compare",
     "competing",
     "exponential",
     "information_at",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import AlgorithmPrediction, Overlaps
+from smimbench.interfaces import AlgorithmPrediction, Overlaps, takes
 from smimbench.numerics.linalg import symmetric_root
+from smimbench.problem.assumed import Assuming
 from smimbench.registry.adapters import refusal
 from smimbench.theory.generalization import measured_error
 from smimbench.theory.types import plain
@@ -173,8 +174,14 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
     ask = algorithm.theory
     if ask is None:
         return BRINGS_NONE
-    wants_all = len(inspect.signature(ask).parameters) > 2
-    found: AlgorithmPrediction | str | None = ask(problem, alpha, conditions) if wants_all else ask(problem, alpha)
+    options = {}
+    if isinstance(algorithm, Assuming) and (assumed := algorithm.assumed(problem)).is_assumed:
+        if not takes(ask, "assumed"):
+            return f"no theory of {algorithm.name} with wrong assumptions is known"
+        options = {"assumed": assumed}
+    wants_all = len(inspect.signature(ask).parameters.keys() - {"assumed"}) > 2
+    found: AlgorithmPrediction | str | None
+    found = ask(problem, alpha, conditions, **options) if wants_all else ask(problem, alpha, **options)
     if found is None:
         return BRINGS_NONE
     if not isinstance(found, str) and (complaint := _complaint(found, problem.components)):

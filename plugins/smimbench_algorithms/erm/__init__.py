@@ -149,12 +149,15 @@ class Erm(Algorithm):
         """Mean loss per sample on the data, without the penalty; theory predicts an entry of the same name."""
         return {"training_loss": [state.training_loss]}
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        """Overlaps of the minimizer in the limit: the replica-symmetric fixed point
-        (``smimbench_algorithms.erm.fixed_point``).
+    def theory(
+        self, problem: Problem, alpha: float, conditions: Conditions, assumed: Problem | None = None
+    ) -> AlgorithmPrediction | str:
+        """Overlaps of the minimizer in the limit: the replica-symmetric fixed point (``smimbench_algorithms.erm.fixed_point``).
+
+        Penalty and length are those that are best for ``assumed``.
         """
         try:
-            loss, penalty, length = self._chosen(problem, alpha)
+            loss, penalty, length = self._chosen(assumed or problem, alpha)
             found = minima(problem, alpha, loss.name, penalty)
         except ValueError as error:
             return str(error)

@@ -25,6 +25,7 @@ from smimbench.interfaces import (
 )
 from smimbench.numerics import diagonal_at_least, with_floor
 from smimbench.problem import Problem
+from smimbench_algorithms.gamp.assumed import measured_variance, mismatched_theory
 from smimbench_algorithms.gamp.mismatched import SMALLEST_QHAT, SMALLEST_V
 from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
 
@@ -157,6 +158,8 @@ class GampState(NamedTuple):
         Result of ``sample_strength``; None: all samples take the weight of the step.
     falls_fast : bool
         Whether V of a component fell below ``FAST_FALL`` of what it was, in the step before.
+    probe : array (P, ...) or None
+        Noise that the slope of the denoiser is measured with where the problem is an assumed one.
     """
 
     estimate: Array
@@ -168,6 +171,7 @@ class GampState(NamedTuple):
     step: StepState | None = None
     strength: Array | None = None
     falls_fast: bool = False
+    probe: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -247,7 +251,8 @@ class Gamp(Algorithm):
         adaptive damping that has not converged: the version that continues with all noise counted.
         """
         if outcome == "unsettled":
-            able = problem.model.rank == "extensive" and self.damping is None and self.largest_excess > 1
+            able = problem.model.rank == "extensive" and self.damping is None and not problem.is_assumed
+            able = able and self.largest_excess > 1
             return _GampAllNoise() if able else None
         if self.damping:
             return replace(self, damping=(1 + self.damping) / 2)
@@ -301,12 +306,15 @@ class Gamp(Algorithm):
         latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
         Q = Qhat = mixed(last.weight, latest, state.Qhat)
         R = state.estimate + solve_first(Qhat, problem.per_variance(total))
-        if extensive:
+        if extensive and not problem.is_assumed:
             excess = np.diagonal(scale * noise / n) / (self.largest_excess * np.diagonal(Qhat))
             reduced = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
             Q = np.asarray(Qhat * reduced[:, None] * reduced[None, :])
         denoised = denoise_step(prior, R, send(Q, R))
-        denoised_V = denoised.V
+        denoised_V, probe = denoised.V, state.probe
+        if problem.is_assumed:
+            probe = model.draw_noise(state.rng, *R.shape[:2]) if probe is None else probe
+            denoised_V = measured_variance(problem, R, Qhat, denoised.estimate, probe)
         if adaptive and state.step is None:
             # At least the fraction of the error that the step is predicted to remove: damping V would push the scale of an
             # estimate that labels do not fix far above that of the signal.
@@ -340,15 +348,15 @@ class Gamp(Algorithm):
         found_information = np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT)
         info = Info(
             residual=residual,
-            predicted_overlap=second - np.diagonal(V_new),
+            predicted_overlap=None if problem.is_assumed else second - np.diagonal(V_new),
             self_overlap=np.diagonal(self_overlap),
             squared_step=squared_step,
-            log_information_ratio=np.log(found_information / np.diagonal(latest)),
+            log_information_ratio=None if problem.is_assumed else np.log(found_information / np.diagonal(latest)),
             integration_error=np.max(errors),
             damping=1 - float(forward),
         )
         falls_fast = bool((np.diagonal(V_new) < FAST_FALL * np.diagonal(V)).any())
-        return GampState(estimate, V_new, g, state.rng, Qhat, onsager, last, strength, falls_fast), info
+        return GampState(estimate, V_new, g, state.rng, Qhat, onsager, last, strength, falls_fast, probe), info
 
     def plan(self, data: Data) -> Plan:
         """Plan of one pass per step (forward and adjoint), until overlaps are stationary and agree with the predicted error."""
@@ -358,13 +366,17 @@ class Gamp(Algorithm):
         """Current posterior mean of the signal."""
         return state.estimate
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction:
+    def theory(
+        self, problem: Problem, alpha: float, conditions: Conditions, assumed: Problem | None = None
+    ) -> AlgorithmPrediction | str:
         """State-evolution fixed point reached from the algorithm's start, with the trajectory if ``damping = 0``.
 
         ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form. Damping changes
         no fixed point, but a damped trajectory has no closed recursion, nor has one from a start that depends on the data:
         ``no_trajectory`` then says so, as it does where the trajectory is not known well enough or ends elsewhere.
         """
+        if assumed is not None:
+            return mismatched_theory(problem, assumed, alpha, conditions)
         V = None
         if conditions.start == "uninformed" and problem.channel.symmetry != "none" and conditions.dimension is not None:
             V = random_start_error(problem, self._initial_information(conditions.dimension))

@@ -76,7 +76,11 @@ class Wishart(Prior):
     @property
     def law(self) -> Law:  # type: ignore[override]
         """Means over eigenvalues under noise, and the size of an overlap's fluctuations."""
-        return Law(spectral_means=self._spectral_means, fluctuation=self._fluctuation)
+        return Law(
+            spectral_means=self._spectral_means,
+            fluctuation=self._fluctuation,
+            eigenvalue_map=lambda values, noise: continued_map(values, noise, self.rho),
+        )
 
     def _fluctuation(self, dimension: int) -> float:
         r"""Relative standard deviation of ``|S|_F^2 / D`` at finite size, exact.

@@ -1,0 +1,88 @@
+"""Wrong assumptions: an algorithm that takes the problem for another one than its data are from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.files import canonical_json
+from smimbench.problem.problem import Problem, ProblemError, as_table
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Data
+
+
+def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
+    """The problem with another channel or prior, as ``assumed`` of a suite says; the same object where nothing differs.
+
+    Parameters
+    ----------
+    tables : mapping
+        ``"channel"``, ``"prior"`` or both: a name, a table with a ``name`` as in ``[problem]``, or one of parameters that differ.
+
+    Raises
+    ------
+    ProblemError
+        If it cannot be made, or has another number of components.
+    """
+    parts = {kind: as_table(spec) for kind, spec in problem.spec.items()}
+    for kind, one in tables.items():
+        table = {"name": one} if isinstance(one, str) else dict(one)
+        parts[kind] = table if "name" in table else parts[kind] | table
+    found = Problem(**parts)
+    if found.components != problem.components:
+        raise ProblemError("channel", f"must have {problem.components} components, as the data, got {found.components}")
+    if found.identity == problem.identity:
+        return problem
+    found.is_assumed = True
+    return found
+
+
+class Assuming:
+    """An algorithm whose methods are given the assumed problem; all that it does not take from a problem is its own.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    tables : mapping
+        See ``assumed_problem``.
+    """
+
+    def __init__(self, algorithm: Any, tables: Mapping[str, Any]) -> None:
+        self._algorithm, self._tables = algorithm, tables
+        self._problems: dict[str, Problem] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._algorithm, name)
+
+    def assumed(self, problem: Problem) -> Problem:
+        """The problem that it takes this one for."""
+        key = canonical_json(problem.spec)
+        if key not in self._problems:
+            self._problems[key] = assumed_problem(problem, self._tables)
+        return self._problems[key]
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> Any:
+        """Initial state for the assumed problem."""
+        return self._algorithm.init(self.assumed(problem), data, rng)
+
+    def step(self, problem: Problem, data: Data, state: Any) -> Any:
+        """One iteration for the assumed problem."""
+        return self._algorithm.step(self.assumed(problem), data, state)
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Reason why the assumption cannot be made, or the assumed problem cannot be solved, or None."""
+        try:
+            reason: str | None = self._algorithm.refuses(self.assumed(problem))
+        except ProblemError as error:
+            return f"the assumption is none of this problem: {error}"
+        return reason
+
+    def retry(self, problem: Problem, outcome: str) -> Assuming | None:
+        """What the algorithm offers for one more attempt, with the same assumption."""
+        version = self._algorithm.retry(self.assumed(problem), outcome)
+        return None if version is None else Assuming(version, self._tables)
