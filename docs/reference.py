@@ -30,6 +30,7 @@ SIZES: dict[str, list[str]] = {
     "spectral": ["grid.dimension=[300, 600]", "grid.seeds=16"],
     "smi-two-layers": ["grid.dimension=[200, 400]", "grid.seeds=16"],
     "smi-skip": ["grid.dimension=[250, 500]", "grid.seeds=16"],
+    "wrong-assumptions": [],
     "nuclear-norm": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "gpu-scale": [
         "suite.title=The problems of gpu-scale at sizes of a laptop",
