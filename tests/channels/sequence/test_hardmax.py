@@ -142,7 +142,7 @@ def test_information_equals_plain_sampling(rng):
 
 def test_information_curve_of_two_tokens_and_its_ends():
     channel = SequenceHardmax(tokens=2)
-    for x in (0.015, 0.55, 0.9):
+    for x in (0.015, 0.9):
         found = channel.information(scalar(2 * (1 - x)), scalar(2 * x))
         direct = information_estimates(2, math.sqrt(x)) * (1 - x) / math.sqrt(x) / 2
         tolerance = 4 * math.hypot(float(found.error[0, 0]), direct.std(ddof=1) / 2)
@@ -242,7 +242,7 @@ def test_the_polynomial_is_as_good_as_it_says():
 def test_sampling_is_unbiased():
     """The regression on what is known was fitted on its own points: 4 standard errors too high."""
     z = []
-    for s in (0.95, 0.8, 0.65, 0.5, 0.35, 0.2):
+    for s in (0.95, 0.5, 0.2):
         found = information_estimates(2, s)
         z.append((found.mean() - exact(s)) / (found.std(ddof=1) / math.sqrt(len(found))))
     assert np.abs(z).max() < 4

@@ -93,7 +93,7 @@ def test_two_layers_against_a_dense_grid(rng, skip, q, v):
         np.testing.assert_allclose(found[k], expected, rtol=5e-3, atol=5e-3 if skip == 0.0 else 2e-3)
 
 
-@pytest.mark.parametrize("layers", [3, 4])
+@pytest.mark.parametrize("layers", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_depth_against_monte_carlo(rng, layers):
     V = np.append(np.ones(layers - 1), 0.3)
     omega, u = labels(rng, 0.7, V, 0.8, 3)
