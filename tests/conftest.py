@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: array namespaces that stand in for a GPU."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ import pytest
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.registry.registry import get_registry, set_registry
+
+# Searches for garbage took a quarter of the time in which thousands of tests are collected.
+gc.set_threshold(50_000)
 
 
 class ReadOnlyNumpy(Backend):
@@ -72,6 +76,11 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the test that takes minutes: one process is at it while the others do the rest."""
     items.sort(key=lambda item: "smi-three-layers]" not in item.name)
+
+
+def pytest_collection_finish() -> None:
+    """Never look for garbage among the tests themselves."""
+    gc.freeze()
 
 
 @pytest.fixture(params=_BACKENDS)
