@@ -236,6 +236,7 @@ class Once(Gamp):
         return None if outcome == "unsettled" else super().retry(problem, outcome)
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_come_to_rest_counts_all_noise_and_does():
     """100 samples of four tokens for 95 directions: V is claimed far too small and drifts, until all noise is counted."""
     problem = attention(tokens=4, rho=0.1)
@@ -328,7 +329,11 @@ def test_many_tokens_in_few_dimensions_are_recovered(channel, tokens, alpha, dim
 
 @pytest.mark.parametrize(
     ("problem", "alpha", "dimension"),
-    [(attention(), 0.1, 100), (attention(rho=1.0), 0.3, 80), (attention("hardmax"), 0.2, 80)],
+    [
+        (attention(), 0.1, 100),
+        pytest.param(attention(rho=1.0), 0.3, 80, marks=pytest.mark.slow),
+        (attention("hardmax"), 0.2, 80),
+    ],
     ids=str,
 )
 def test_a_step_per_sample_comes_to_rest_sooner_at_the_same_error(problem, alpha, dimension, monkeypatch):

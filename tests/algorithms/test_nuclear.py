@@ -332,8 +332,7 @@ def solve(problem, instance, algorithm, backend=None, tolerance=1e-9, iterations
     return run_once(problem, instance, algorithm, backend, tolerance=tolerance, max_iterations=iterations)
 
 
-@pytest.mark.parametrize("positive", [True, False])
-@pytest.mark.parametrize("channel", [LINEAR | {"noise": 0.3}, {}])
+@pytest.mark.parametrize(("positive", "channel"), [(True, LINEAR | {"noise": 0.3}), (False, {})])
 def test_solution_satisfies_the_optimality_conditions(positive, channel):
     """The slope of the loss is tau times a subgradient of the norm: U U^T on the range, at most tau off it."""
     problem = attention(**channel)
@@ -423,7 +422,7 @@ def test_single_precision_ends_where_its_rounding_does(noise, tau):
 AT = Conditions(dimension=24)
 
 
-@pytest.mark.parametrize(("tokens", "width", "decay"), [(1, 24, 1.0), (2, 14, 3.0), (2, 30, 0.5)])
+@pytest.mark.parametrize(("tokens", "width", "decay"), [(1, 24, 1.0), (2, 14, 3.0)])
 def test_descent_ends_in_the_minimum_of_nuclear(tokens, width, decay):
     """Noise of the same variance in every entry: the squared error of the label is twice the loss of ``nuclear``."""
     problem = noisy(tokens=tokens)

@@ -83,14 +83,14 @@ def test_means_of_sgd_are_exact_at_every_dimension(exponent, components):
     assert error < 0.05
 
 
-@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("exponent", [0.5, pytest.param(1.0, marks=pytest.mark.slow), 1.5])
 def test_signs_approach_their_equations(exponent):
     ratios = {D: compared(exponent, D, 1, D // 2, D // 20, 4 / D, "sign", signs, 12) for D in (100, 200, 400)}
     for D, (ratio, error) in ratios.items():
         assert abs(ratio - 1) < 3 * error + 4 / D, ratios
 
 
-@pytest.mark.parametrize("exponent", [0.0, 0.5])
+@pytest.mark.parametrize("exponent", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_muon_approaches_its_equations(exponent):
     how = {"momentum": 0.9, "nesterov": True}
     ratios = {
@@ -151,15 +151,19 @@ def test_one_variance_is_gaussian_inputs(more):
         assert np.allclose(found.trajectory["mse"], usual.trajectory["mse"], rtol=tolerance, atol=0)
 
 
-@pytest.mark.parametrize("exponent", [None, 0.5])
+SGD, SIGN = Sgd(online=True, batch=20, steps=100, learning_rate=0.005), SignSgd(online=True, batch=20, steps=100)
+MUON = Muon(online=True, batch=20, steps=100, learning_rate=0.001)
+
+
 @pytest.mark.parametrize(
-    "algorithm",
+    ("algorithm", "exponent"),
     [
-        Sgd(online=True, batch=20, steps=100, learning_rate=0.005),
-        SignSgd(online=True, batch=20, steps=100),
-        Muon(online=True, batch=20, steps=100, learning_rate=0.001),
+        (SGD, None),
+        (SIGN, 0.5),
+        (MUON, 0.5),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((SGD, 0.5), (SIGN, None), (MUON, None))),
     ],
-    ids=lambda algorithm: algorithm.name,
+    ids=str,
 )
 def test_runs_land_on_their_prediction(algorithm, exponent):
     D, runs = 200, 24

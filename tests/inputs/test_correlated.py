@@ -239,7 +239,8 @@ def test_generalization_errors_of_linear_labels_against_draws(rng):
 
 
 @pytest.mark.parametrize(("model", "channel", "alpha", "D"), [
-    (SEQUENCE, {"name": "linear", "noise": 0.2}, 0.5, 500), (SEQUENCE, "softmax", 0.3, 1000),
+    (SEQUENCE, {"name": "linear", "noise": 0.2}, 0.5, 500),
+    pytest.param(SEQUENCE, "softmax", 0.3, 1000, marks=pytest.mark.slow),
     (ATTENTION, {"name": "linear", "noise": 0.2, "noise_convention": "plain"}, 0.15, 60), (ATTENTION, "softmax", 0.05, 60),
 ])  # fmt: skip
 def test_message_passing_lands_on_theory(model, channel, alpha, D):

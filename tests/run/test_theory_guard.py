@@ -103,7 +103,7 @@ def problem_of(mood: str) -> Problem:
 
 
 def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
-    problem, ratios = problem_of("calm"), [0.5, 1.0]
+    problem, ratios = problem_of("print"), [0.5, 1.0]  # a printed line is no answer
     here, there = TheoryCache(), GuardedTheory(tmp_path / "theory")
     seen = []
     there.watch = seen.append
@@ -111,9 +111,7 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     assert there.thresholds(problem) == json.loads(json.dumps(here.thresholds(problem)))
     assert [one for one in seen if one.done == 2]
     assert there._executor.workers
-    # A printed line is no answer; what is kept needs no process.
-    assert GuardedTheory().points(problem_of("print"), [0.5])[0][0]["mse"] == here.points(problem, [0.5])[0][0]["mse"]
-    again = GuardedTheory(tmp_path / "theory")
+    again = GuardedTheory(tmp_path / "theory")  # what is kept needs no process
     assert again.points(problem, ratios) == there.points(problem, ratios)
     assert again._executor is None
 

@@ -237,8 +237,7 @@ def test_both_branches_are_found_just_before_either_ends(problem, below):
             assert {point.branch for point in competing(problem, [alpha])[0]} == {"informed", "uninformed"}
 
 
-@pytest.mark.parametrize("noise", [1e-3, 1e-6, 1e-9])
-@pytest.mark.parametrize("channel", [SequenceLinear, Probit])
+@pytest.mark.parametrize(("channel", "noise"), [(SequenceLinear, 1e-3), (SequenceLinear, 1e-9), (Probit, 1e-9)])
 def test_noise_however_little_leaves_no_perfect_recovery(channel, noise):
     problem = Problem(channel(tokens=1, noise=noise), Binary())
     assert thresholds(problem)["perfect_recovery"] is None

@@ -278,7 +278,7 @@ def test_right_formulas_and_a_fair_coin_pass():
         (problem_of(LOW, information_of(lambda f, V: f), noise=0.2), 0.6),
         (problem_of(LOW, "linear", Coin, noise=0.3), 3.0),
     ):
-        assert len(TheoryCache().points(problem, np.linspace(0.02, end, 12))) == 12
+        assert len(TheoryCache().points(problem, np.linspace(0.02, end, 6))) == 6
 
 
 def hurried():

@@ -112,8 +112,7 @@ def test_noiseless_linear_labels_need_fewer_samples_by_the_shift_that_softmax_hi
     assert found["perfect_recovery"]["value"] == pytest.approx(m / (tokens**2 + tokens), abs=1e-6)
 
 
-@pytest.mark.parametrize("rho", [0.2, 1.0])
-@pytest.mark.parametrize("tokens", [2, 3])
+@pytest.mark.parametrize(("tokens", "rho"), [(2, 1.0), (3, 0.2)])
 def test_noisy_linear_labels_in_both_conventions(wishart_table, tokens, rho):
     T, label_noise = tokens, 0.3
     for n in NOISES:

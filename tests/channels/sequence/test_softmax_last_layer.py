@@ -170,7 +170,14 @@ def importance(q, skip, n, points, seed):
 
 @pytest.mark.parametrize(
     ("q", "skip"),
-    [((0.0, 0.0), 1.0), ((0.0, 0.8), 0.5), ((0.0, 0.0, 0.7), 1.0), ((0.3, 0.0, 0.8), 1.0), ((0.0, 0.3, 0.8), 0.7)],
+    [
+        ((0.0, 0.8), 0.5),
+        ((0.3, 0.0, 0.8), 1.0),
+        *(
+            pytest.param(q, skip, marks=pytest.mark.slow)
+            for q, skip in (((0.0, 0.0), 1.0), ((0.0, 0.0, 0.7), 1.0), ((0.0, 0.3, 0.8), 0.7))
+        ),
+    ],
 )
 def test_means_over_labels_against_importance_sampling(q, skip):
     (information, information_sem), (response, response_sem) = importance(q, skip, 500, 2000, 8)
