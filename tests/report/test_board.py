@@ -103,10 +103,8 @@ def test_what_was_packed_agrees_when_it_is_run_again(made, said):
 
 
 def test_two_cells_drawn_at_random_agree(made, said):
-    for seed in (1, 2):
-        assert "2 cells run again: all agree" in said(
-            "verify", made / "a.json", "--cells", 2, "--seed", seed, "--no-theory"
-        )
+    text = said("verify", made / "a.json", "--cells", 2, "--seed", 1, "--no-theory")
+    assert "2 cells run again: all agree" in text
 
 
 def test_a_number_that_was_changed_is_named_with_its_cell(made, tmp_path, said):

@@ -73,6 +73,7 @@ def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     assert means == pytest.approx({1: first["mean"], 2: new["mean"]})
 
 
+@pytest.mark.slow
 def test_another_parameter_is_not_another_version(tmp_path, capsys, arguments):
     assert call(capsys, "run", *arguments, "--workers", "1", "--no-figure")[0] == 0
     code, _, err = call(capsys, "show", *arguments, "--set", "problem.channel.gain=3.0")

@@ -215,6 +215,7 @@ def _is_fatal(cell, registry) -> bool:
     return problem.instance(cell.alpha, cell.dimension, cell.replicate, seed=cell.seed).inputs[0, 0, 0] > 0
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_takes_only_its_own_cell(tmp_path, registry):
     """Eight cells, one of which kills its process: the others are all there, and the dead one has a record too."""
     for seed in range(100):

@@ -136,30 +136,22 @@ def records_of(folder, algorithms, limits=NO_LIMITS, seeds=1, alphas=(0.5, 1.0))
     return found
 
 
-def siblings_with(tmp_path, names) -> None:
+@pytest.mark.slow
+def test_forty_hostile_plugins_leave_their_siblings_alone(tmp_path):
     """The records of what ships are those of a run without these plugins; nothing is missing."""
     (tmp_path / "alone").mkdir()
     (tmp_path / "mixed").mkdir()
     alone = records_of(tmp_path / "alone", OURS, alphas=[0.5])
-    registry = Registry(hostile(tmp_path, names))
+    registry = Registry(hostile(tmp_path, list(ACTS)))
     assert not [plugin.problems for plugin in registry.plugins if plugin.failed]
     set_registry(registry)
     try:
-        bad = [f'name = "hostile-{name}"' for name in names]
+        bad = [f'name = "hostile-{name}"' for name in ACTS]
         mixed = records_of(tmp_path / "mixed", [*bad, *OURS], Limits(seconds=20.0), alphas=[0.5])
     finally:
         set_registry(None)
-    assert len(mixed) == len(alone) + len(names)
+    assert len(mixed) == len(alone) + len(ACTS)
     assert {key: mixed[key] for key in alone} == alone
-
-
-def test_a_patched_numpy_and_a_fork_are_not_met_by_siblings(tmp_path):
-    siblings_with(tmp_path, ["sqrt", "fork"])
-
-
-@pytest.mark.slow
-def test_forty_hostile_plugins_leave_their_siblings_alone(tmp_path):
-    siblings_with(tmp_path, list(ACTS))
 
 
 def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
