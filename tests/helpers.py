@@ -117,12 +117,16 @@ def sequence(channel: str = "softmax", tokens: int = 2, **parameters) -> Problem
     return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian")
 
 
-def run_once(problem: Problem, instance: Instance, algorithm, backend: Backend | None = None, start=None, **settings):
-    """One run through the engine's loop, its random numbers from the number of the attempt."""
+def run_once(
+    problem: Problem, instance: Instance, algorithm, backend: Backend | None = None, start=None, seed=0, **settings
+):
+    """One run through the engine's loop; runs of one seed share their start and their fresh samples."""
     backend = backend or get_backend()
     data = instance.data(backend, start)
     how = RunOptions(**settings)
-    return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, how, backend)
+    return run_algorithm(
+        problem, instance, data, algorithm, lambda attempt: np.random.default_rng(attempt + 1000 * seed), how, backend
+    )
 
 
 def write_suite(folder: Path, text: str = SUITE, name: str = "small") -> Path:

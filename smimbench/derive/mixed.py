@@ -188,6 +188,7 @@ def mixed_channel(channel: Any, mixing: Host) -> Any:
     if channel.log_likelihood is None:
         raise ParameterError(
             "name",
-            f"channel {channel.name!r} has no posterior for correlated tokens: neither `mixed` nor `log_likelihood`",
+            f"channel {channel.name!r} has no posterior for correlated tokens (neither `mixed` nor `log_likelihood`): "
+            "its tokens must be independent",
         )
     return MixedChannel(channel, mixing)

@@ -173,7 +173,8 @@ def test_runs_land_on_their_prediction(algorithm, exponent):
     found = []
     for replicate in range(runs):
         instance = problem.instance(0.1, D, replicate)
-        found.append(problem.model.squared_error(instance.signal, run_once(problem, instance, algorithm).estimate)[0])
+        run = run_once(problem, instance, algorithm, seed=replicate)
+        found.append(problem.model.squared_error(instance.signal, run.estimate)[0])
     error = math.hypot(np.std(found, ddof=1) / math.sqrt(runs), theory.mse_error.item())
     assert abs(np.mean(found) - theory.mse.item()) < 3.5 * error + 0.01 * theory.mse.item()
     assert theory.trajectory["mse"][-1][0] == pytest.approx(theory.mse.item(), rel=1e-9)
