@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from smimbench.backend import namespace
 from smimbench.interfaces import AlgorithmPrediction, Array, Conditions, Data, require
 from smimbench.problem import Problem
 from smimbench_algorithms.gradient import SEEN_AGAIN, Descent
+from smimbench_algorithms.gradient.mean_field import mean_field_theory
 from smimbench_algorithms.gradient.online_theory import online_theory
 
 
@@ -51,6 +52,7 @@ class Sgd(Descent):
     weight_decay: float = 0.0
 
     moves: ClassVar[str] = "gradient"
+    example: ClassVar[dict[str, Any]] = {"learning_rate": 0.03, "steps": 100}  # stable at the small sizes of checks
     name = "sgd"
     version = 2
     reference = "Sutskever et al. (2013), Proc. ICML"
@@ -62,19 +64,23 @@ class Sgd(Descent):
         require(self, "weight_decay", self.weight_decay >= 0, ">= 0")
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        """Theory of online descent on low-rank signals: overlaps at finite dimension from the runs' initial overlaps.
+        """Theory of descent on low-rank signals: overlaps at finite dimension from the runs' initial overlaps, or in the limit.
 
-        The mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
+        Online: the mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
         ``1/sqrt(D)`` are drawn where that takes seconds. For linear labels the mean squared error follows closed equations at
         every D; for long runs the equations of the limit are solved (``smimbench_algorithms.gradient.online``). The trajectory
         is against ``samples`` and ``iteration``.
 
-        With all samples in every step, weight decay and a wide factor: the minimum, as for ``adam``. Else none in closed form:
-        samples that are seen again make every step depend on all earlier ones. Tables then stay blank and say why.
+        On samples that are seen again: mean-field dynamics of low-rank signals (``smimbench_algorithms.gradient.mean_field``),
+        against ``iteration``, with ``train_error`` and ``test_error``, the mean loss of a sample, in the trajectory. For
+        matrices, all samples in every step, weight decay and a wide factor: the minimum, as for ``adam``. Else tables stay
+        blank and say why.
         """
-        if not self.online:
+        if self.online:
+            return online_theory(self, problem, alpha, conditions)
+        if problem.model.rank != "low":
             return self._minimum(problem, alpha, conditions, self.weight_decay * alpha)
-        return online_theory(self, problem, alpha, conditions)
+        return mean_field_theory(self, problem, alpha, conditions)
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
         """Initial velocity, if there is momentum."""
@@ -102,11 +108,15 @@ class Sgd(Descent):
 class _Sized(Sgd):
     """Base class of methods whose steps have a length of their own, whatever that of the gradient."""
 
+    example: ClassVar[dict[str, Any]] = {"steps": 100}
+
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
         """Theory of one pass over linear labels of low rank, feature by feature
-        (``smimbench_algorithms.gradient.online_spectrum``).
+        (``smimbench_algorithms.gradient.online_spectrum``); of ``muon``, also of samples seen again, as for ``sgd``.
         """
-        return online_theory(self, problem, alpha, conditions) if self.online else SEEN_AGAIN
+        if self.online:
+            return online_theory(self, problem, alpha, conditions)
+        return mean_field_theory(self, problem, alpha, conditions) if self.moves == "polar" else SEEN_AGAIN
 
 
 @dataclass(frozen=True)

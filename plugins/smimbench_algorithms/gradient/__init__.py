@@ -36,7 +36,7 @@ SURROGATE_BETA = (1.0, 20.0)
 DEFAULT_STEPS = 1000
 """Steps of a run that gives neither steps nor epochs."""
 
-SEEN_AGAIN = "descent that sees samples again has no closed form: every step depends on all earlier ones"
+SEEN_AGAIN = "where samples are seen again, there are equations for signals of low rank and steps along gradients only"
 
 
 class DescentState(NamedTuple):
@@ -119,7 +119,7 @@ class Descent(Algorithm):
         return None
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        """No closed form: steps that reuse samples, or whose size adapts, depend on all earlier steps."""
+        """None: entries that have a step size of their own each follow other equations than those of ``sgd``."""
         return "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
 
     def _minimum(

@@ -123,8 +123,8 @@ def gram_of(starts: Sequence[Overlaps], momentum: float) -> Host:
     return np.pad(gram, ((0, 0), (0, P), (0, P))) if momentum else gram
 
 
-def gram_after(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
-    """Gram matrix (..., R, R) of teacher, student and velocity after one more step.
+def moved(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
+    """Teacher, student and velocity (..., R, K) after one more step, not yet on a sphere.
 
     Parameters
     ----------
@@ -144,6 +144,13 @@ def gram_after(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Hos
     if rule.direction is not None:
         along = rule.direction(along, metric)
     new[..., student, :] -= rule.rate(step) * along
+    return new
+
+
+def gram_after(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
+    """Gram matrix (..., R, R) of teacher, student and velocity after one more step; arguments as of ``moved``."""
+    new = moved(rule, vectors, gradient, step, metric)
+    student = slice(gradient.shape[-2], 2 * gradient.shape[-2])
     gram = (new if metric is None else new @ metric) @ turned(new)
     if rule.spherical:
         scale = np.ones(gram.shape[:-1])
@@ -266,7 +273,7 @@ def draw_paths(
 
     def after(gram: Host, step: int) -> Host:
         """Coordinates of the student after a step: a frame of the previous vectors, and P new directions for the gradient."""
-        frame = _triangle(gram.reshape(n, R, R))
+        frame = triangle(gram.reshape(n, R, R))
         u = rng.standard_normal((n, R, B * C))
         fields = frame[:, : 2 * P] @ u
         truth, z = (
@@ -279,14 +286,14 @@ def draw_paths(
         # Triangular roots of Wishart matrices of unit covariance (Bartlett).
         wishart = np.tril(rng.standard_normal((n, P, P)), -1)
         wishart[:, range(P), range(P)] = np.sqrt(rng.chisquare(dimension - R - np.arange(P), (n, P)))
-        gradient = np.concatenate([g @ turned(u) / B, _triangle(g @ turned(g)) @ wishart / B], axis=-1)
+        gradient = np.concatenate([g @ turned(u) / B, triangle(g @ turned(g)) @ wishart / B], axis=-1)
         vectors = np.concatenate([frame, np.zeros((n, R, P))], axis=-1)
         return gram_after(rule, vectors, gradient, step).reshape(gram.shape)
 
     return follow(after, np.stack([begin] * draws), P, wanted, 0.5)
 
 
-def _triangle(gram: Host) -> Host:
+def triangle(gram: Host) -> Host:
     """Triangular roots (..., R, R) of Gram matrices; a linearly dependent vector gets no new direction."""
     root = np.zeros_like(gram)
     for k in range(gram.shape[-1]):

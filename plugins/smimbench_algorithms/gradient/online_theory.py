@@ -36,12 +36,8 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     D = conditions.dimension
     if problem.model.rank != "low":
         return "online descent on matrices of extensive rank has no closed equations here"
-    if problem.channel.vjp is None:
-        return "hardmax is replaced by an annealed softmax, whose equations are not those of the labels"
-    probe = np.arange(2.0 * problem.components).reshape(problem.components, 2)
-    prior: Any = problem.prior
-    if not np.array_equal(prior.factor.compose(probe), probe):
-        return f"the factor of prior {prior.name!r} is not the signal"
+    if (why := no_equations(problem)) is not None:
+        return why
     if D is None:
         return "its steps are counted in samples / D: it needs the dimension of the runs"
     steps, batch = int(algorithm.steps), int(algorithm.batch)
@@ -64,7 +60,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         spherical=algorithm.spherical,
         spread=1 / (batch * problem.model.sites) if closed else 0.0,
     )
-    starts = conditions.starts or _typical_starts(problem, D, algorithm.spherical)
+    starts = conditions.starts or typical_starts(problem, D, algorithm.spherical, online_fields.ACCURACY.starts)
     accuracy = online_fields.ACCURACY
     wanted = sorted({0, *np.unique(np.geomspace(1, steps, accuracy.moments).round().astype(int)).tolist()})
     draws = 0 if by_feature else affordable(problem, steps, batch, len(starts) * (8 if closed else 1), D)
@@ -92,7 +88,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         method = f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
         method += f"; {lost:.1%} of them diverge and are left out" if lost else ""
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
-    found = _online_trajectory(problem, path, batch)
+    found = trajectory_of(problem, path, batch)
     if closed:
         # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.
         ratios = course = None
@@ -100,16 +96,27 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         number = D if problem.features is None else D / float(np.mean(problem.features**2))
         if drawn is not None:
             ratios = limit_point(problem, alpha, _overlaps_at_end(drawn), method="", prediction=False).more
-            course = _online_trajectory(problem, drawn, batch)
+            course = trajectory_of(problem, drawn, batch)
         for name in ("cosine", "squared_cosine"):
             point.more[f"{name}_error"] = _error_of_ratio(name, point.more, ratios, number)
         found["overlap_error"] = _error_of_ratio("overlap", found, course, number)
     cheap = price(problem, loss, steps, len(starts)) < accuracy.limit_latents
     if conditions.trajectory and path is drawn and cheap:
         with suppress(Diverges, TooLong):  # the limit of large D is shown where it is known
-            limit = _online_trajectory(problem, solve(problem, loss, rule, starts, wanted), 1)
+            limit = trajectory_of(problem, solve(problem, loss, rule, starts, wanted), 1)
             found |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
     return replace(point, trajectory=found, at_size=by_feature or bool(conditions.starts))
+
+
+def no_equations(problem: Problem) -> str | None:
+    """Reason why the factor of a signal of low rank does not move along gradients of these labels' loss, or None."""
+    if problem.channel.vjp is None:
+        return "hardmax is replaced by an annealed softmax, whose equations are not those of the labels"
+    probe = np.arange(2.0 * problem.components).reshape(problem.components, 2)
+    prior: Any = problem.prior
+    if not np.array_equal(prior.factor.compose(probe), probe):
+        return f"the factor of prior {prior.name!r} is not the signal"
+    return None
 
 
 def _by_feature(problem: Problem, rule: Rule, moves: str, given: Sequence[Overlaps], wanted: list[int], D: int) -> Path:
@@ -174,13 +181,13 @@ def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | No
     return list(np.hypot(value - np.asarray(drawn[name]), np.asarray(drawn[f"{name}_error"])).tolist())
 
 
-def _typical_starts(problem: Problem, D: int, spherical: bool) -> list[Overlaps]:
+def typical_starts(problem: Problem, D: int, spherical: bool, count: int) -> list[Overlaps]:
     """Initial overlaps of typical runs at this size: a signal, and an independent draw of its factor."""
     P = problem.components
     prior: Any = problem.prior
     rng = monte_carlo_rng("online descent: typical starts", D)
     found = []
-    for _ in range(online_fields.ACCURACY.starts):
+    for _ in range(count):
         signal, factor = np.asarray(prior.sample(rng, P, D)), np.asarray(prior.factor.draw(rng, P, D, None))
         if spherical:
             factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
@@ -190,7 +197,7 @@ def _typical_starts(problem: Problem, D: int, spherical: bool) -> list[Overlaps]
     return found
 
 
-def _online_trajectory(problem: Problem, path: Path, batch: int) -> dict[str, Any]:
+def trajectory_of(problem: Problem, path: Path, batch: int) -> dict[str, Any]:
     """Trajectory averaged over starts and evaluations, with the standard error over evaluations."""
     sets = len(path.cross)
     P = problem.components
