@@ -217,7 +217,7 @@ class Request:
         try:
             return parse_suite(path, self.text, self.overrides, self.only)
         except SuiteError as error:
-            said = str(error).removeprefix(f"{path}: ")
+            said = re.sub(r"^problem\.(\w+)\.name:", r"--\1:", str(error).removeprefix(f"{path}: "))
             raise click.UsageError(re.sub(r"^problem\.(model|channel|prior|inputs)\.", "--", said)) from None
 
     def settings(self) -> Settings | None:

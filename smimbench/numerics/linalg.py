@@ -37,13 +37,6 @@ def spectral_function(matrix: Array, function: Callable[[Array], Array]) -> Arra
     return xp.matmul(vectors * function(values)[..., None, :], xp.matrix_transpose(vectors))
 
 
-def singular_function(matrix: Array, function: Callable[[Array], Array]) -> Array:
-    """Apply a function to the singular values of matrices (..., P, P), ``U diag(f(s)) V^T``."""
-    xp = namespace(matrix)
-    left, values, right = xp.linalg.svd(matrix)
-    return xp.matmul(left * function(values)[..., None, :], right)
-
-
 def symmetric_root(matrix: Array) -> Array:
     """Symmetric square root (..., P, P); negative eigenvalues count as 0."""
     xp = namespace(matrix)

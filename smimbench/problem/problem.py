@@ -214,14 +214,8 @@ class Problem:
             raise ProblemError(f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}")
         with explained(kind):
             entry = get_registry().get(kind, name, None if kind == "model" else self.model.name)
-            if (
-                kind in ("channel", "prior")
-                and not is_symmetric(self.model)
-                and "symmetric" not in signature_of(entry.item)
-            ):
-                raise ParameterError(
-                    "name", f"{name!r} is for symmetric matrices only, and symmetric of the model is false"
-                )
+            if provided.get("symmetric") is False and "symmetric" not in signature_of(entry.item):
+                raise ParameterError("name", f"{name!r} is for symmetric matrices only, unlike those of the model")
             item = build(entry.item, kind, table, provided)
         self.spec[kind] = specification(entry, item)
         self._defaults[kind] = {k: p.default for k, p in signature_of(entry.item).items()}

@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend import matching, namespace, to_host
 from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Info, is_symmetric, require
-from smimbench.numerics import singular_function, spectral_function
+from smimbench.numerics import spectral_function
 from smimbench.problem import Problem
 from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
 from smimbench_algorithms.nuclear.limit import (
@@ -21,6 +21,7 @@ from smimbench_algorithms.nuclear.limit import (
     observations,
     perfect_recovery,
     shrink,
+    singular_function,
     spectrum,
     vanishing_penalty,
 )

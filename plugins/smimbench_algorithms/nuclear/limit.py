@@ -25,6 +25,7 @@ by tests/algorithms/test_nuclear.py against random matrices, runs of the algorit
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -69,6 +70,13 @@ def shrink(x: Array, threshold: float, positive: bool) -> Array:
     """Eigenvalues of the proximal map, for eigenvalues x of any shape."""
     moved = clip(x - threshold, 0.0, None)
     return moved if positive else moved - clip(-x - threshold, 0.0, None)
+
+
+def singular_function(matrix: Array, function: Callable[[Array], Array]) -> Array:
+    """Apply a function to the singular values of matrices (..., P, P), ``U diag(f(s)) V^T``."""
+    xp = namespace(matrix)
+    left, values, right = xp.linalg.svd(matrix)
+    return xp.matmul(left * function(values)[..., None, :], right)
 
 
 def spectrum(matrix: Array, is_symmetric: bool) -> Array:
