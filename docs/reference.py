@@ -32,6 +32,7 @@ SIZES: dict[str, list[str]] = {
     "smi-skip": ["grid.dimension=[250, 500]", "grid.seeds=16"],
     "wrong-assumptions": [],
     "nuclear-norm": ["grid.dimension=[50, 100]", "grid.seeds=8"],
+    "untied": ["grid.seeds=2"],
     "gpu-scale": [
         "suite.title=The problems of gpu-scale at sizes of a laptop",
         "suite.description=Not what this suite is for: d = 100 and D = 1000, not 2000 and 30,000, so that no GPU is needed.",
