@@ -96,6 +96,32 @@ def test_runs_whose_own_claims_scatter_are_near_a_threshold(scatter, said):
     assert agreement(rows, "mse")["prediction"] == said
 
 
+@pytest.mark.parametrize(("spread", "said"), [(0.05, "no"), (3.0, "finite size")])
+def test_claims_over_errors_that_scatter_are_near_a_threshold(spread, said):
+    """Calibrations of 0.5 with a small scatter of their own, where the errors are alike, or some are many times the others."""
+    rng, rows = np.random.default_rng(4), []
+    for D in SIZES:
+        values = dict(enumerate(np.exp(spread * np.abs(rng.standard_normal(16))).tolist()))
+        claims = dict(enumerate((0.5 + 0.1 * rng.random(16)).tolist()))
+        rows.append(row(dimension=D, own_theory=1.0, own_theory_error=0.0, n=16, values=values, also_predicted=[
+            {"metric": "calibration", "component": None, "at": None, "values": claims, "prediction": 1.0, "error": 0.0}
+        ]))  # fmt: skip
+    assert agreement(rows, "mse")["prediction"] == said
+
+
+@pytest.mark.parametrize(("expected", "mean", "scatter", "said"), [
+    (0.0, 0.6, 1.0, "finite size"), (0.0, 2.0, 0.1, "no"), (0.9, 0.6, 1.0, "no"),
+], ids=str)  # fmt: skip
+def test_overlaps_of_a_vector_at_the_edge_of_a_spectrum_are_finite_size(expected, mean, scatter, said):
+    """At the transition squared cosines fall like D^(-1/3) and scatter like themselves; those that are alike are found."""
+    rng = np.random.default_rng(6)
+    rows = [
+        row(metric="overlap", dimension=D, own_theory=expected, own_theory_error=0.0, n=16,
+            values=dict(enumerate((mean * D ** (-1 / 3) * rng.gamma(scatter**-2, scatter**2, 16)).tolist()))) for D in SIZES
+    ]  # fmt: skip
+    assert agreement(rows, None)["prediction"] == said
+
+
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_fewer_than_four_runs_say_nothing(seeds):
     """One has no standard error; near a threshold two or three are alike by chance."""

@@ -1,0 +1,82 @@
+"""The verdict of one step of message passing on matrices: right claims are never refused, wrong ones are where sizes decide."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from smimbench_algorithms.spectral import Spectral
+
+from smimbench.backend import get_backend
+from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.report.prediction import agreement
+from tests.helpers import attention
+from tests.report.rows import row
+
+METRICS = ("mse", "overlap", "nishimori")
+
+
+def rows_of(problem, alphas, sizes, factor=1.0):
+    """Rows of runs whose estimates, less the prior mean, are multiplied by a factor."""
+    found, step = [], Spectral()
+    for alpha in alphas:
+        for D, seeds in sizes.items():
+            values = []
+            for k in range(seeds):
+                instance, rng = problem.instance(alpha, D, k), np.random.default_rng(k)
+                data, mean = instance.data(get_backend("numpy")), problem.prior.mean(1, D)
+                state, _ = step.step(problem, data, step.init(problem, data, rng))
+                estimate = mean + factor * (np.asarray(step.estimate(state)) - mean)
+                values.append(instance.measure(METRICS, estimate)[0])
+            point = step.theory(problem, instance.sample_ratio).document()
+            for name in METRICS:
+                (expected,), (error,) = theory_of(find_metric(name), problem, point, 1)
+                runs = {f"0/{k}": one[name][0] for k, one in enumerate(values)}
+                found.append(row(
+                    algorithm="spectral", branch=point["branch"], metric=name, alpha=instance.sample_ratio, nominal_alpha=alpha,
+                    dimension=D, n=seeds, own_theory=expected, own_theory_error=error, values=runs,
+                ))  # fmt: skip
+    return found
+
+
+def claimed(rows, factor):
+    """Rows whose error is claimed to be larger by a factor."""
+    return [one | {"own_theory": one["own_theory"] * factor} if one["metric"] == "mse" else one for one in rows]
+
+
+def random_problem(case):
+    rng = np.random.default_rng([31, case])
+    alphas, rho = np.exp(rng.uniform(np.log(0.02), np.log(0.4), 2)), np.exp(rng.uniform(np.log(0.1), np.log(2)))
+    channel, parameters = [
+        ("linear", {"noise": float(np.exp(rng.uniform(-3, 1)))}),
+        ("softmax", {"beta": float(np.exp(rng.uniform(-1, 1)))}),
+        ("hardmax", {}),
+    ][case % 3]
+    return attention(channel, rho=float(rho), **parameters), sorted(alphas.tolist())
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_right_claims_are_not_refused_at_small_sizes(case):
+    problem, alphas = random_problem(case)
+    rows = rows_of(problem, alphas, {50: 16, 100: 16})
+    assert agreement(rows, "mse")["prediction"] != "no"
+    assert agreement(claimed(rows, 0.6), "mse")["prediction"] != "yes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channel", ["linear", "softmax"])
+def test_wrong_claims_are_refused_where_sizes_decide(channel):
+    problem = attention(channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {}))
+    sizes = {100: 16, 200: 8, 400: 4}
+    rows = rows_of(problem, [0.1], sizes)
+    assert agreement(rows, "mse")["prediction"] in ("yes", "finite size")
+    for factor in (0.7, 1.3):
+        assert agreement(claimed(rows, factor), "mse")["prediction"] == "no"
+    assert agreement(rows_of(problem, [0.1], sizes, factor=2.0), "mse")["prediction"] == "no"
+
+
+@pytest.mark.parametrize("channel", ["linear", "softmax"])
+@pytest.mark.parametrize(("alpha", "D"), [(0.2, 50), (0.1, 100)])
+def test_the_nishimori_ratio_of_one_step_falls_short_by_dimensions_over_samples(channel, alpha, D):
+    rows = rows_of(attention(channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {})), [alpha], {D: 16})
+    ratios = next(np.array(list(one["values"].values())) for one in rows if one["metric"] == "nishimori")
+    assert 1 < (1 - ratios.mean()) * alpha * D < 2.2
