@@ -1,0 +1,175 @@
+"""Figure and table of descent.md: 64 runs of ``sgd`` at D = 2000 step by step, next to mean-field dynamics.
+
+python docs/descent.py FOLDER      # four minutes of one core; what lies in FOLDER is not run again
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from smimbench_algorithms.gradient import mean_field
+from smimbench_algorithms.sgd import Sgd
+
+import smimbench
+from smimbench.backend import get_backend, namespace
+from smimbench.interfaces import Capabilities, Channel, Conditions, Overlaps
+
+RUNS, DIMENSION, STEPS = 64, 2000, 100
+
+
+class Logistic(Channel):
+    """Labels -1 and 1 with log-odds 2 z, as two probabilities: their cross-entropy is the logistic loss."""
+
+    name, version, reference = "logistic", 1, "the definition"
+    components, symmetry, capabilities = 1, "none", Capabilities()
+
+    def predict(self, z: Any) -> Any:
+        """Probabilities (n, 2) of both labels."""
+        xp = namespace(z)
+        up = 1 / (1 + xp.exp(-2 * z[:, 0, 0]))
+        return xp.stack([up, 1 - up], axis=-1)
+
+    def forward(self, z: Any, *, rng: Any = None) -> Any:
+        """Labels (n, 2), one of them 1."""
+        up = rng.random(len(z)) < self.predict(z)[:, 0]
+        return np.stack([up, ~up], axis=-1).astype(float)
+
+    def observable(self, y: Any) -> Any:
+        """The label."""
+        return y
+
+    def vjp(self, z: Any, cotangent: Any) -> Any:
+        """Gradient of the probabilities."""
+        p = self.predict(z)
+        return (2 * p[:, 0] * p[:, 1] * (cotangent[:, 0] - cotangent[:, 1]))[:, None, None]
+
+
+class Square(Channel):
+    """Phase retrieval, y = z^2."""
+
+    name, version, reference = "square", 1, "the definition"
+    components, symmetry, capabilities = 1, "signs", Capabilities()
+
+    def forward(self, z: Any, *, rng: Any = None) -> Any:
+        """Label of the latents."""
+        return z * z
+
+    def vjp(self, z: Any, cotangent: Any) -> Any:
+        """Derivative of the label."""
+        return 2 * z * cotangent
+
+
+CASES: dict[str, tuple[Any, float, float]] = {
+    "logistic": (Logistic(), 2.0, 0.5),
+    "phase retrieval": (Square(), 3.0, 0.02),
+}
+"""Channel, sample ratio, learning rate."""
+
+
+class Recorded(Sgd):
+    """``sgd`` that keeps the losses it descends on."""
+
+    def advance(self, objective: Any, factor: Any, memory: Any, rate: float, count: int) -> Any:
+        """One step."""
+        found = objective(factor)
+        self.losses.append(float(found.loss))
+        return self.move(factor, found.gradient, memory, rate, count)
+
+
+def problem_of(channel: Any) -> smimbench.Problem:
+    """A problem of one token with a channel that is not registered."""
+    problem = smimbench.Problem({"name": "sequence-multi-index", "tokens": 1}, "sign", "gaussian")
+    problem.channel = channel
+    return problem
+
+
+def measured(name: str, run: int) -> dict[str, np.ndarray]:
+    """By step: overlaps (T, M, Q) of a run, and the mean loss of a sample."""
+    channel, alpha, rate = CASES[name]
+    problem = problem_of(channel)
+    instance = problem.instance(alpha, DIMENSION, run, dtype="float32")
+    algorithm, data = Recorded(learning_rate=rate, steps=STEPS + 1), instance.data(get_backend())
+    object.__setattr__(algorithm, "losses", [])
+    state, found = algorithm.init(problem, data, np.random.default_rng([2, run])), []
+    for _ in range(STEPS + 1):
+        found.append(np.ravel(instance.overlaps(state.signal)))
+        state, _ = algorithm.step(problem, data, state)
+    return {"overlaps": np.array(found), "train_error": np.array(algorithm.losses) / DIMENSION}
+
+
+def kept(folder: Path) -> dict[str, dict[str, np.ndarray]]:
+    """All runs, by case; those that are missing are run."""
+    found: dict[str, list[Any]] = {name: [] for name in CASES}
+    for run in range(RUNS):
+        for name, own in found.items():
+            path = folder / f"{name}-{run}.npz"
+            if not path.is_file():
+                np.savez(path, **measured(name, run))
+            own.append(dict(np.load(path)))
+    return {name: {key: np.stack([one[key] for one in own]) for key in own[0]} for name, own in found.items()}
+
+
+def metrics(name: str, runs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of the overlaps of runs: error up to a sign, squared cosine, loss of a fresh sample by quadrature."""
+    T, M, Q = np.moveaxis(runs["overlaps"], -1, 0)
+    M = np.abs(M) if name == "phase retrieval" else M
+    found = {"mse": T - 2 * M + Q, "overlap": M**2 / (T * Q), "train_error": runs["train_error"]}
+    if name == "phase retrieval":
+        return found | {"test_error": 3 * Q**2 + 3 * T**2 - 2 * (Q * T + 2 * M**2)}
+    x, w = np.polynomial.hermite_e.hermegauss(40)
+    w = w / w.sum()
+    test = np.zeros_like(T)
+    for a, p in zip(x, w):
+        for b, q in zip(x, w):
+            t, z = np.sqrt(T) * a, M / np.sqrt(T) * a + np.sqrt(Q - M**2 / T) * b
+            test += p * q * (np.logaddexp(0, -2 * z) + 2 * z / (1 + np.exp(2 * t)))
+    return found | {"test_error": test}
+
+
+def main() -> None:
+    """Run what is missing, draw, and print the largest deviations."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    mean_field.ACCURACY = mean_field.ACCURACY._replace(rows=2**20)
+    found = kept(Path(sys.argv[1]))
+    figure = Figure(figsize=(9.6, 5.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(CASES), 3)
+    print("| labels | quantity | largest deviation | z there | runs, last step | predicted |\n" + "|---" * 6 + "|")  # noqa: T201
+    for row, (name, (channel, alpha, rate)) in zip(panels, CASES.items()):
+        runs = found[name]
+        starts = tuple(Overlaps(*(np.array([[x]]) for x in one[0])) for one in runs["overlaps"])
+        theory: Any = Sgd(learning_rate=rate, steps=STEPS).theory(
+            problem_of(channel), alpha, Conditions(DIMENSION, starts=starts)
+        )
+        at = np.array(theory.trajectory["iteration"])
+        for panel, names in zip(row, (("mse",), ("train_error", "test_error"), ("overlap",))):
+            for color, key in zip(("C0", "C1"), names):
+                values = metrics(name, runs)[key]
+                mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(RUNS)
+                expected, error = (np.ravel(theory.trajectory[k]) for k in (key, f"{key}_error"))
+                gap = np.abs(expected / mean[at] - 1)[1:]
+                k = at[1:][np.argmax(gap)]
+                z = (expected[at == k] - mean[k])[0] / np.hypot(spread[k], error[at == k][0])
+                print(  # noqa: T201
+                    f"| {name} | {key} | {gap.max():.2%}, step {k} | {z:.1f} | {mean[-1]:.4g}({spread[-1]:.1g}) "
+                    f"| {expected[-1]:.4g}({error[-1]:.1g}) |"
+                )
+                panel.plot(mean, "o", ms=3, mfc="none", color=color, label=key.replace("_", " ") + f", {RUNS} runs")
+                panel.plot(
+                    at, expected, "-", color="black", lw=1, label="mean-field dynamics" if key == names[-1] else None
+                )
+            panel.set_xlabel("step", fontsize=8)
+            panel.set_title(f"{name}, α = {alpha:g}, η = {rate:g}, D = {DIMENSION}", fontsize=8)
+            panel.set_ylim(bottom=0)
+            panel.tick_params(labelsize=7)
+            panel.legend(fontsize=7, frameon=False)
+    figure.savefig(Path(__file__).with_name("descent.svg"))
+
+
+if __name__ == "__main__":
+    main()
