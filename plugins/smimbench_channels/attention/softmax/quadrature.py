@@ -17,7 +17,7 @@ from numba import njit
 from smimbench.interfaces import Host
 from smimbench.numerics import gauss_hermite, gauss_legendre
 from smimbench_channels.attention.softmax.weight import ACCURACY, ROOT2, ROOT8, Frame, Sample, Sums, Weight
-from smimbench_channels.sequence.softmax.compiling import PART, compiled
+from smimbench_channels.sequence.softmax.compiling import compiled
 
 # Guards of the arithmetic, no tuning: the smallest divisor, the largest finite value whose square is finite too, and the
 # largest logarithm of a number whose products and quotients can be formed.
@@ -52,8 +52,8 @@ def _hermite(count: int) -> tuple[Host, Host]:
     return x, np.log(math.sqrt(2 * math.pi) * w) + x * x / 2
 
 
-_inline = njit(inline="always", **PART)
-_function = njit(**PART)
+_inline = njit(error_model="numpy", inline="always")
+_function = njit(error_model="numpy")
 
 
 @_inline

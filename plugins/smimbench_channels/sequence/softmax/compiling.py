@@ -21,10 +21,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-PART: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""How to compile what kernels alone call: entries for Python and C would take a fifth of the time."""
-
-inline = njit(fastmath={"contract"}, forceinline=True, **PART)
+inline = njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
 
 
 @inline

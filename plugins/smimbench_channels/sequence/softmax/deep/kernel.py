@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import njit
 
-from smimbench_channels.sequence.softmax.compiling import PART, compiled, exp
+from smimbench_channels.sequence.softmax.compiling import compiled, exp
 from smimbench_channels.sequence.softmax.deep.points import (
     CENTER,
     CENTERS,
@@ -198,7 +198,7 @@ def _flip(t, n, omega, law):
                 pair[j] -= own[j] * t[FLIPPED + b, j]
 
 
-@njit(fastmath={"contract", "reassoc"}, **PART)
+@njit(fastmath={"contract", "reassoc"}, error_model="numpy")
 def _add_sums(one, two, begin, n, each, sums):
     # sums of products by scramble
     for scramble in range(begin // each, (begin + n - 1) // each + 1):

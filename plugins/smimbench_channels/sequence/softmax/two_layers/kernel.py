@@ -30,7 +30,7 @@ import numpy as np
 from numba import njit
 
 from smimbench.interfaces import Array
-from smimbench_channels.sequence.softmax.compiling import PART, bounded_log, compiled, exp, inline, one_minus_exp
+from smimbench_channels.sequence.softmax.compiling import bounded_log, compiled, exp, inline, one_minus_exp
 
 _FAR = 700.0  # logarithms are cut here, where exp still gives a finite number
 
@@ -47,7 +47,7 @@ def _root(x, k, c, inverse):
     return under / over if inverse else over / under
 
 
-@njit(**PART)
+@njit(error_model="numpy")
 def _gap(x, y, c):
     # d of the first layer whose attention has the coordinates (x, y)
     squared = math.log(1.0 + y - c * x) + math.log(1.0 + x - c * y) - 2.0 * math.log1p(c) - math.log(x) - math.log(y)
@@ -404,7 +404,7 @@ def kernel(jit, inline, width, stride):
 
 
 # Rows longer than the columns at once: were they a power of two apart, they would share their cache lines.
-_integrate = kernel(njit(fastmath={"contract"}, **PART), inline, 64, 72)
+_integrate = kernel(njit(fastmath={"contract"}, error_model="numpy"), inline, 64, 72)
 
 
 def _integrate_block(u, omega, reach, level, rule, result, error):
