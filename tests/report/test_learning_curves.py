@@ -110,7 +110,7 @@ def test_components_have_a_line_each(tmp_path, drawn):
     draw(tmp_path, text)
     (axis,) = drawn[0].axes
     assert axis.get_ylabel() == "overlap"
-    assert {f"{name}, component {k}" for name in ("sgd", "Bayes-optimal") for k in (1, 2)} == set(lines_of(axis)) - {
+    assert {f"{name}, component {k}" for name in ("sgd", "sgd, predicted", "Bayes-optimal") for k in (1, 2)} == set(lines_of(axis)) - {
         "every sample once"
     }
 
