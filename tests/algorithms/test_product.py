@@ -33,7 +33,9 @@ def combinations():
         *(REGISTRY.entries(kind) for kind in ("model", "channel", "prior", "algorithm"))
     ):
         untied = prior.name == "bilinear"
-        if all(entry.fits(model.name) for entry in (channel, prior, algorithm)) and not (untied and channel.name == "hardmax"):
+        if all(entry.fits(model.name) for entry in (channel, prior, algorithm)) and not (
+            untied and channel.name == "hardmax"
+        ):
             yield pytest.param(
                 model, channel, prior, algorithm, id="-".join((model.name, channel.name, prior.name, algorithm.name))
             )

@@ -110,9 +110,9 @@ def test_components_have_a_line_each(tmp_path, drawn):
     draw(tmp_path, text)
     (axis,) = drawn[0].axes
     assert axis.get_ylabel() == "overlap"
-    assert {f"{name}, component {k}" for name in ("sgd", "sgd, predicted", "Bayes-optimal") for k in (1, 2)} == set(lines_of(axis)) - {
-        "every sample once"
-    }
+    assert {f"{name}, component {k}" for name in ("sgd", "sgd, predicted", "Bayes-optimal") for k in (1, 2)} == set(
+        lines_of(axis)
+    ) - {"every sample once"}
 
 
 def test_message_passing_stands_beside_those_that_count_samples(tmp_path, drawn):

@@ -7,7 +7,7 @@ s adds to the earlier ones, ``g = dl/dz``, zero outside the batch B). Then ``W_s
 .. math::
 
     z_s = \sum_k c_{sk} h_k, \qquad c_{s+1, k} = c_{sk} - \frac{\eta}{|B|}\, g_s \cdot h_k, \qquad
-    h_k = X q_k = \chi_k\, p_j + \Big(1 - \sum_{i \le j} p_i p_i^T\Big) a_k
+    h_k = \sqrt D\, X q_k = \chi_k\, p_j + \Big(1 - \sum_{i \le j} p_i p_i^T\Big) a_k
 
 for the direction k that ``p_j`` has added. What X does in a new direction is independent of all that has been seen of it:
 ``a_k`` is a fresh N(0, 1) vector, ``chi_k^2`` has the chi-squared law of ``D - k`` degrees of freedom. No data are drawn and
@@ -19,7 +19,7 @@ process of covariance ``W_s . W_t / D`` plus the memory of earlier g in ``p_j``,
 are the equations of dynamical mean-field theory in discrete time (arXiv:2112.07572, 2210.06591); their responses are in
 ``E[g_s a_k]``, by Stein's lemma. They are solved by draws at a large D, from which the limit differs by some 1/D. For linear
 labels and full batches only second moments matter: with ``a_k`` orthonormal to all other vectors, and ``chi_k^2 = D``, a few
-rows have exactly those of the limit.
+rows for each step have exactly those of the limit.
 
 Rates, momentum, decay, spheres and polar factors act on the coordinates c as they do on W.
 """
@@ -27,6 +27,7 @@ Rates, momentum, decay, spheres and polar factors act on the coordinates c as th
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -52,7 +53,8 @@ class Accuracy(NamedTuple):
     rows : int
         Most rows of all draws together: 3 s for 100 steps. Doubled, the stated error is 1.4 times smaller.
     sets, smallest : int
-        Draws for the limit, whose spread is the stated error; their least n and D: the limit is 1 / D off, relative to its value.
+        Draws for the limit, whose spread gives the stated error; the smallest n and D allowed: a finite D changes values by a
+        relative amount of order 1 / D.
     draws : tuple of int
         Least and most draws at the dimension of runs.
     work, overhead : float
@@ -68,7 +70,7 @@ class Accuracy(NamedTuple):
     rows: int = 2**17
     sets: int = 8
     smallest: int = 200
-    draws: tuple[int, int] = (4, 256)
+    draws: tuple[int, int] = (8, 256)
     work: float = 1.2e10
     overhead: float = 1e5
     memory: float = 3e7
@@ -166,10 +168,9 @@ def descend(
         a = rng.standard_normal(rows)
         if not exact:
             return perpendicular(a)
-        for vector in (p.filled[:, -1], a):
-            rest = vector - known.filled @ (known.filled.T @ vector)
-            rest -= known.filled @ (known.filled.T @ rest)
-            known.add(rest / np.linalg.norm(rest))
+        for _ in range(2):  # all p are in the span of what is known
+            a -= known.filled @ (known.filled.T @ a)
+        known.add(a / np.linalg.norm(a))
         return math.sqrt(rows) * known.filled[:, -1]
 
     grams: list[Host] = []
@@ -202,7 +203,7 @@ def descend(
             if length <= ACCURACY.tolerance * whole or p.count == rows:
                 continue
             p.add(rest / length)
-            if exact and 2 * p.count + 3 * P > rows:
+            if exact and known.count >= rows:
                 raise TooLong("more directions than rows")
             if not exact and h.count >= D:  # no feature is left
                 continue
@@ -268,15 +269,18 @@ def mean_field_theory(
     if algorithm.moves == "polar":
         rule = replace(rule, direction=lambda along, metric: algorithm.direction(along) / max(along.shape) ** 0.5)
     accuracy, second = ACCURACY, np.asarray(prior.second_moment(P))
-    too_long = f"its {steps} steps take longer than a minute to solve; ask for fewer steps, or larger batches"
+    more = ", or larger batches" if algorithm.epochs and batch < n else ""
+    too_long = f"its {steps} steps need more than a minute, or too much memory; ask for fewer steps{more}"
     starts: Any = [Overlaps(second, 0 * second, np.eye(P))]
     if noise is not None:
-        sets, samples = 1, (3 + 2 * min(steps, 1000)) * P + 1
+        sets, samples = 1, math.ceil(((3 + min(steps, 1000)) * P + 1) / C)
         system = System(samples, samples, samples / alpha, float(noise.mean()))
         method = "closed form"
     elif limit:
         sets = accuracy.sets
-        samples = int(min(accuracy.rows, 2 * accuracy.work / (P * steps**2)) / (sets * C))
+        needed = min(math.ceil(accuracy.smallest * max(1.0, alpha)) + 1, 2**20 // C)
+        most = 2 * accuracy.work / (P * steps**2) / (sets * C)
+        samples = int(min(max(accuracy.rows / (sets * C), needed), most))
         system = System(samples, samples, round(samples / alpha))
         method = f"{sets} draws at D = {system.dimension}"
         if min(samples, system.dimension) < accuracy.smallest:
@@ -285,7 +289,9 @@ def mean_field_theory(
         columns = min(P * steps, n * C)
         price = n * C * columns * (steps - columns / (2 * P)) + accuracy.overhead * steps
         fewest, most = accuracy.draws
+        given = max(1, len(conditions.starts))
         sets = max(fewest, int(min(accuracy.rows / (n * C), accuracy.work / price, most)))
+        sets = given * max(math.ceil(fewest / given), sets // given)  # every start as often
         system = System(n, batch, D)
         method = f"{sets} draws at this dimension"
         if sets * price > accuracy.work:
@@ -293,12 +299,16 @@ def mean_field_theory(
         starts = conditions.starts or typical_starts(problem, D, algorithm.spherical, sets)
     wanted = np.unique([0, *np.geomspace(1, steps, online_fields.ACCURACY.moments).round().astype(int)])
     try:
-        drawn = [
-            descend(
-                problem, loss, rule, starts[i % len(starts)], wanted, system, monte_carlo_rng("mean-field dynamics", i)
-            )
-            for i in range(sets)
-        ]
+        drawn: list[tuple[Host, Host]] = []
+        for i in range(sets):
+            rng = monte_carlo_rng("mean-field dynamics", i)
+            with suppress(*(() if limit else (Diverges,))):
+                drawn.append(descend(problem, loss, rule, starts[i % len(starts)], wanted, system, rng))
+        if 2 * len(drawn) < sets:
+            raise Diverges("more than half of the draws diverge")
+        if len(drawn) < sets:
+            method += f"; {1 - len(drawn) / sets:.1%} of them diverge and are left out"
+            sets = len(drawn)
     except TooLong:
         return too_long
     except Diverges:
