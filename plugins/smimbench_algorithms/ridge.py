@@ -106,7 +106,7 @@ class Ridge(LinearRegression):
         """
         if self.regularisation == "validation":
             return "a penalty chosen on held-out samples has no closed form"
-        if assumed is not None and self.regularisation == "theory":
+        if assumed is not None:
             return self._mismatched(problem, assumed, alpha)
         best = self.regularisation == "theory" and problem.components == 1
         if problem.model.rank == "low":
@@ -122,6 +122,8 @@ class Ridge(LinearRegression):
         same = problem.spec["channel"]["name"] == assumed.spec["channel"]["name"]
         if problem.model.rank != "low" or not same or np.abs(prior_moments(assumed)[1]).max() > 0:
             return "with wrong assumptions its theory is for a wrong noise or variance, and signals of low rank"
+        if self.regularisation != "theory":
+            return self._low_rank_theory(problem, alpha)
         penalties = float(self.observed(assumed)[0].noise.min()) / np.diagonal(prior_moments(assumed)[0])
         if np.ptp(penalties) > SAME * penalties.max():
             return "theory needs one penalty for all components"

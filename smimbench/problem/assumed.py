@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.files import canonical_json
+from smimbench.derive.prior import why_theory_only
+from smimbench.files import JsonObject, canonical_json
+from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError, as_table
+from smimbench.registry.registry import Entry, RegistryError, get_registry
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
@@ -36,7 +39,40 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
         raise ProblemError("channel", f"must have {problem.components} components, as the data, got {found.components}")
     if found.identity == problem.identity:
         return problem
+    if why := why_theory_only(found.prior, found.components):
+        raise ProblemError("prior", f"cannot be assumed: {why}")
+    if "channel" in tables and (why := _foreign_labels(problem, found)):
+        raise ProblemError("channel", why)
     found.is_assumed = True
+    return found
+
+
+def _foreign_labels(problem: Problem, assumed: Problem) -> str | None:
+    """Why labels of the data cannot be labels of the assumed channel, or None."""
+    z = monte_carlo_rng("wrong assumptions: labels").standard_normal((64, problem.components, problem.model.sites))
+    own, other = (
+        np.asarray(one.channel.forward(z, rng=monte_carlo_rng("wrong assumptions: labels")))
+        for one in (problem, assumed)
+    )
+    names = f"{assumed.channel.name!r} cannot be assumed of labels of {problem.channel.name!r}"
+    if own.shape != other.shape:
+        return f"{names}: one of them is an array {other.shape[1:]}, not {own.shape[1:]}"
+    values = np.unique(other)
+    if len(values) <= 8 and not np.isin(own, values).all():
+        return f"{names}: it has the labels {', '.join(f'{value:g}' for value in values)} only"
+    return None
+
+
+def assumed_entries(algorithm: JsonObject, model: str) -> list[Entry]:
+    """Registered items that the ``assumed`` of an algorithm's specification names."""
+    found = []
+    for kind, one in algorithm.get("assumed", {}).items():
+        name = one if isinstance(one, str) else one.get("name")
+        if isinstance(name, str):
+            try:
+                found.append(get_registry().get(kind, name, model))
+            except RegistryError:  # its record will say so
+                continue
     return found
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from smimbench.files import JsonObject, canonical_json, printable
+from smimbench.problem.assumed import assumed_entries
 from smimbench.problem.problem import Problem, ProblemError
-from smimbench.registry.registry import get_registry
+from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.run.executor import Ended, Executor, Limits, Task
 from smimbench.run.record import LONGEST
 from smimbench.run.theory_cache import Progress, TheoryCache, TheoryError
@@ -62,7 +63,9 @@ class GuardedTheory(TheoryCache):
         self._given_up: dict[str, ProblemError] = {}
 
     def _is_solved_elsewhere(self, problem: Problem, *more: JsonObject) -> bool:
-        return self.deadline is not None or is_third_party(*problem.spec.values(), *more)
+        assumed = [entry for spec in more for entry in assumed_entries(spec, problem.model.name)]
+        theirs = any(entry.distribution != BUILT_IN for entry in assumed)
+        return self.deadline is not None or theirs or is_third_party(*problem.spec.values(), *more)
 
     def begin(self, problem: Problem) -> None:
         """Prepare a problem's theory (see ``TheoryCache``)."""
@@ -93,6 +96,8 @@ class GuardedTheory(TheoryCache):
             weakref.finalize(self, self._executor.end)
         items = [*problem.spec.values(), *(more[:1] if what == "own" else ())]
         distributions = frozenset(str(item["distribution"]) for item in items if "distribution" in item)
+        assumed = assumed_entries(more[0], problem.model.name) if what == "own" else []
+        distributions |= {entry.distribution for entry in assumed} - {BUILT_IN}
         question = what, problem.spec, self.predicts, *more
         task = Task("theory", question, distributions, on_event=self._hear, patience=PATIENCE)
         for ended in self._executor.run([task], Limits(end=self.deadline)):

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from smimbench.files import JsonObject, canonical_json
-from smimbench.problem.assumed import Assuming
+from smimbench.problem.assumed import Assuming, assumed_entries
 from smimbench.problem.problem import Problem, as_table, specification
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build, signature_of
@@ -74,6 +74,8 @@ class Cell:
         """All settings that can change the cell's result; the key is a hash of them."""
         own = ("problem", "algorithm", "alpha", "dimension", "replicate", "seed", "backend")
         found = {name: getattr(self, name) for name in own} | self.run.identity()
+        if assumed := assumed_entries(self.algorithm, self.problem["model"]["name"]):
+            found["assumed"] = [[one.item.version, one.source] for one in assumed]
         return found if self.tuning is None else found | {"tuning": self.tuning}
 
     @property
@@ -109,6 +111,7 @@ class Cell:
                 found.add(get_registry().get(kind, name, model).distribution)
             except RegistryError:  # its record will say so
                 continue
+        found |= {entry.distribution for entry in assumed_entries(self.algorithm, model)}
         return frozenset(found - {BUILT_IN})
 
     def rebuild(self) -> tuple[Problem, Any]:

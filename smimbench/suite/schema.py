@@ -235,6 +235,13 @@ class AlgorithmTable(OpenTable):
     """What it takes the problem for, right or wrong: `{ channel = { beta = 2.0 }, prior = "gaussian" }`. A table without a `name`
     holds the parameters that differ; each list is an axis. Data, errors and the optimum stay those of the problem."""
 
+    @pydantic.field_validator("assumed")
+    @classmethod
+    def _says_something(cls, value: Any) -> Any:
+        if value is not None and (not value or any(one in ({}, "") for one in value.values())):
+            raise ValueError("must name a channel or a prior, or parameters of one")
+        return value
+
     def parameters(self) -> JsonObject:
         """Parameters as written, and ``assumed``."""
         return {**(self.model_extra or {}), **({"assumed": dict(self.assumed)} if self.assumed else {})}

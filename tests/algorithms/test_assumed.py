@@ -158,7 +158,13 @@ def test_an_assumption_that_cannot_be_made_is_explained():
         assumed_problem(problem, {"channel": {"components": 2}})
     assert "none of this problem" in Assuming(Gamp(), {"channel": {"beta": 2.0}}).refuses(problem)
     assert assumed_problem(problem, {"channel": {"noise": 0.3}}) is problem
-    assert isinstance(assumed_problem(problem, {"channel": "probit"}), Problem)
+    with pytest.raises(ProblemError, match="'probit' cannot be assumed of labels of 'linear'"):
+        assumed_problem(problem, {"channel": "probit"})
+    with pytest.raises(ProblemError, match="'softmax' cannot be assumed of labels of 'linear'"):
+        assumed_problem(attention("linear", rho=0.3), {"channel": "softmax"})
+    with pytest.raises(ProblemError, match="prior: cannot be assumed"):
+        assumed_problem(attention("linear", rho=0.3), {"prior": {"rho": 0.0}})
+    assert isinstance(assumed_problem(sequence("probit"), {"channel": "linear"}), Problem)
 
 
 @pytest.mark.slow

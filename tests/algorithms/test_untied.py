@@ -121,7 +121,7 @@ def test_nuclear_norm_and_weight_decay_on_both_factors_come_close_to_theory(algo
     ("parts", "message"),
     [
         ({"prior": "wishart"}, r"prior\.name: 'wishart' is for symmetric matrices only"),
-        ({"symmetric": True}, r"prior\.symmetric: must be false in the model"),
+        ({"symmetric": True}, r"prior\.name: .bilinear. is for matrices without symmetry"),
         ({"channel": "hardmax"}, r"channel\.name: 'hardmax' is for symmetric matrices only"),
         ({"channel": "softmax"}, r"channel\.tokens: must be at least 3"),
         ({"channel": "softmax", "layers": 2}, r"channel\.layers: must be 1"),

@@ -63,7 +63,9 @@ class Bilinear(Prior):
         check_number("rho", self.rho, positive=False, most=1e6)  # beyond, its laws are those of the limit
         object.__setattr__(self, "rho", float(self.rho))
         if self.symmetric:
-            raise ParameterError("symmetric", "must be false in the model: 'bilinear' is for matrices without symmetry")
+            raise ParameterError(
+                "name", "'bilinear' is for matrices without symmetry: give the model symmetric = false"
+            )
 
     def _width(self, dimension: int) -> int:
         if self.rho == 0:
