@@ -20,19 +20,24 @@ WORK = FOLDER / "work"
 
 SIZES: dict[str, list[str]] = {
     "quickstart": [],
-    "contenders": ["grid.seeds=16", "grid.dimension=[200, 400]", "problems.0.grid.dimension=[50, 100]"],
+    "contenders": [
+        "grid.seeds=16",
+        "problems.2.grid.seeds=48",
+        "grid.dimension=[200, 400]",
+        "problems.0.grid.dimension=[50, 100]",
+    ],
     "optimizers": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "aim-softmax": ["grid.dimension=[50, 100]", "grid.seeds=16"],
     "aim-hardmax": ["grid.dimension=[50, 100]", "grid.seeds=16"],
     "aim-linear": ["grid.dimension=[50, 100]", "grid.seeds=16"],
-    "aim-hardmax-small-width": ["grid.dimension=[100, 200]", "grid.seeds=8"],
+    "aim-hardmax-small-width": ["grid.dimension=[100, 200]", "grid.seeds=16"],
     "published": ["grid.dimension=[50, 100]", "grid.seeds=16"],
     "spectral": ["grid.dimension=[300, 600]", "grid.seeds=16"],
     "smi-two-layers": ["grid.dimension=[200, 400]", "grid.seeds=16"],
     "smi-skip": ["grid.dimension=[250, 500]", "grid.seeds=16"],
     "wrong-assumptions": [],
     "nuclear-norm": ["grid.dimension=[50, 100]", "grid.seeds=8"],
-    "untied": ["grid.seeds=2"],
+    "untied": ["grid.seeds=8"],
     "gpu-scale": [
         "suite.title=The problems of gpu-scale at sizes of a laptop",
         "suite.description=Not what this suite is for: d = 100 and D = 1000, not 2000 and 30,000, so that no GPU is needed.",
@@ -46,10 +51,11 @@ SIZES: dict[str, list[str]] = {
     ],
     "finite-size": ["grid.dimension=[50, 100, 200]", "grid.seeds=[32, 16, 8]", "problems.3.grid.seeds=[64, 48, 32]"],
     "aim-gd": ["grid.dimension=[50, 100]", "grid.seeds=8", "algorithms.averaged adam.students=8"],
-    "descent": [],
+    "descent": ["problems.2.grid.seeds=64"],
     "universality": ["grid.dimension=[24, 48]", "grid.seeds=4"],
     "smi-sgd-order": ["grid.seeds=16"],
     "scaling": [
+        "grid.seeds=8",
         "problems.0.grid.dimension=[50, 100, 200]",
         "problems.3.grid.dimension=[500, 1000, 2000]",
         "problems.4.channel.components=[1, 2, 4, 8]",
@@ -57,7 +63,7 @@ SIZES: dict[str, list[str]] = {
         "problems.5.grid.dimension=100",
     ],
     "aim-hardmax-tokens": ["grid.dimension=[50, 100]", "grid.seeds=8"],
-    "aim-two-layers": ["grid.dimension=[50, 100]", "grid.seeds=4", "grid.alpha=[0.05, 0.2, 0.45]"],
+    "aim-two-layers": ["grid.dimension=[50, 100]", "grid.seeds=8", "grid.alpha=[0.05, 0.2, 0.45]"],
     "smi-three-layers": ["grid.dimension=[150, 300]", "grid.seeds=8", "grid.alpha=[0.5, 1.25]"],
 }
 """What is changed of each suite: sizes and seeds at which verdicts are decided. Nothing: the suite as it is written."""
