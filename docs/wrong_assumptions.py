@@ -20,7 +20,8 @@ from smimbench.suite.reader import Suite
 from smimbench.theory import competing, own_theory
 
 PANELS = {"noise": ("channel", (0.02, 5.0)), "beta": ("channel", (0.4, 2.5)), "rho": ("prior", (0.05, 1.5))}
-POINTS = 8
+POINTS = 24
+TICKS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 def curve(suite: Suite, label: str, kind: str, name: str, values: np.ndarray) -> np.ndarray:
@@ -64,6 +65,7 @@ def runs(suite: Suite, folder: Path) -> dict[tuple[str, str, float], tuple[float
 def main() -> None:
     """Draw the figure next to the page."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -84,6 +86,9 @@ def main() -> None:
                 x, y, error = np.array(sorted(points)).T
                 axis.errorbar(x, y, error, fmt="o", ms=4, color=color)
         axis.set(xscale="log", xlabel=f"assumed {'rank / d' if name == 'rho' else name}", ylim=(0.95, 3.0))
+        axis.xaxis.set_major_locator(FixedLocator([tick for tick in TICKS if low <= tick <= high]))
+        axis.xaxis.set_major_formatter(ScalarFormatter())
+        axis.xaxis.set_minor_locator(NullLocator())
         axis.legend(frameon=False, fontsize=8)
     axes[0].set_ylabel("error / optimal")
     figure.savefig(Path(__file__).with_name("wrong-assumptions.svg"), metadata={"Date": None})
