@@ -51,7 +51,7 @@ SIZES: dict[str, list[str]] = {
     ],
     "finite-size": ["grid.dimension=[50, 100, 200]", "grid.seeds=[32, 16, 8]", "problems.3.grid.seeds=[64, 48, 32]"],
     "aim-gd": ["grid.dimension=[50, 100]", "grid.seeds=8", "algorithms.averaged adam.students=8"],
-    "descent": ["problems.2.grid.seeds=64"],
+    "descent": ["problems.2.grid.seeds=32"],
     "universality": ["grid.dimension=[24, 48]", "grid.seeds=4"],
     "smi-sgd-order": ["grid.seeds=16"],
     "scaling": [
