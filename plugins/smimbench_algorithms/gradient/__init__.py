@@ -36,7 +36,7 @@ SURROGATE_BETA = (1.0, 20.0)
 DEFAULT_STEPS = 1000
 """Steps of a run that gives neither steps nor epochs."""
 
-SEEN_AGAIN = "where samples are seen again, there are equations for signals of low rank, and for sgd and muon only"
+SEEN_AGAIN = "on samples seen again only sgd and muon have a theory, for signals of low rank"
 
 
 class DescentState(NamedTuple):
