@@ -198,7 +198,7 @@ def test_where_equations_do_not_close_the_prediction_says_why():
         (linear, SignSgd(momentum=0.5, **online), "signs of a velocity"),
         (linear, SignSgd(weight_decay=0.5, **online), "with weight decay"),
         (linear, Muon(momentum=0.0, nesterov=False, **online), "few features or samples"),
-        (linear, SignSgd(steps=10), "samples are seen again"),
+        (linear, SignSgd(steps=10), "on samples seen again"),
         (linear, Sgd(learning_rate=10.0, **online), "diverge"),
     ]:
         assert words in algorithm.theory(problem, 1.0, conditions)

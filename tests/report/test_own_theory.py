@@ -131,7 +131,7 @@ def test_theory_says_it_too(results):
     assert "seen again" in found["adam"]["no_theory"]
     assert "no_trajectory" not in found["gamp"]["point"]
     text = " ".join(printed(own_theory_tables([document])).split())
-    assert "adam: no theory of its own here: where samples are seen again" in text
+    assert "adam: no theory of its own here: on samples seen again" in text
 
 
 def test_overlap_of_theory_is_the_metric_of_runs(results):
