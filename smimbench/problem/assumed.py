@@ -10,7 +10,7 @@ import numpy as np
 from smimbench.derive.prior import why_theory_only
 from smimbench.files import JsonObject, canonical_json
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.problem.problem import Problem, ProblemError, as_table
+from smimbench.problem.problem import Problem, ProblemError, as_table, version_of
 from smimbench.registry.registry import Entry, RegistryError, get_registry
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
     """
     parts = {kind: as_table(spec) for kind, spec in problem.spec.items()}
     for kind, one in tables.items():
-        table = {"name": one} if isinstance(one, str) else dict(one)
+        table = as_table({"name": one} if isinstance(one, str) else one)
         parts[kind] = table if "name" in table else parts[kind] | table
     found = Problem(**parts)
     if found.components != problem.components:
@@ -63,17 +63,26 @@ def _foreign_labels(problem: Problem, assumed: Problem) -> str | None:
     return None
 
 
-def assumed_entries(algorithm: JsonObject, model: str) -> list[Entry]:
-    """Registered items that the ``assumed`` of an algorithm's specification names."""
-    found = []
+def assumed_entries(algorithm: JsonObject, model: str) -> dict[str, Entry]:
+    """Registered items that the ``assumed`` of an algorithm's specification names, by kind."""
+    found = {}
     for kind, one in algorithm.get("assumed", {}).items():
         name = one if isinstance(one, str) else one.get("name")
         if isinstance(name, str):
             try:
-                found.append(get_registry().get(kind, name, model))
+                found[kind] = get_registry().get(kind, name, model)
             except RegistryError:  # its record will say so
                 continue
     return found
+
+
+def with_versions(algorithm: JsonObject, model: str) -> JsonObject:
+    """An algorithm's specification that also says the version and the code of the items that its ``assumed`` names."""
+    tables = dict(algorithm.get("assumed", {}))
+    for kind, entry in assumed_entries(algorithm, model).items():
+        own = {"name": tables[kind]} if isinstance(tables[kind], str) else tables[kind]
+        tables[kind] = {**own, **version_of(entry)}
+    return algorithm | {"assumed": tables} if tables else algorithm
 
 
 class Assuming:

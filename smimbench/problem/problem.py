@@ -84,12 +84,15 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
 
 def specification(entry: Entry, item: Any) -> JsonObject:
     """Name, version and parameters of an item; for third-party items also the distribution and a hash of the code."""
-    spec = {"name": entry.name, "version": entry.item.version, **parameters_of(entry.kind, item)}
+    spec = {"name": entry.name, **version_of(entry), **parameters_of(entry.kind, item)}
     if entry.distribution != "smimbench":
         spec["distribution"] = entry.distribution
-    if entry.source is not None:
-        spec["source"] = entry.source
     return spec
+
+
+def version_of(entry: Entry) -> JsonObject:
+    """The version of an item; for third-party items also a hash of the code."""
+    return {"version": entry.item.version} | ({} if entry.source is None else {"source": entry.source})
 
 
 def as_table(spec: JsonObject) -> JsonObject:

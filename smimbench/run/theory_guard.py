@@ -63,7 +63,7 @@ class GuardedTheory(TheoryCache):
         self._given_up: dict[str, ProblemError] = {}
 
     def _is_solved_elsewhere(self, problem: Problem, *more: JsonObject) -> bool:
-        assumed = [entry for spec in more for entry in assumed_entries(spec, problem.model.name)]
+        assumed = [entry for spec in more for entry in assumed_entries(spec, problem.model.name).values()]
         theirs = any(entry.distribution != BUILT_IN for entry in assumed)
         return self.deadline is not None or theirs or is_third_party(*problem.spec.values(), *more)
 
@@ -96,8 +96,8 @@ class GuardedTheory(TheoryCache):
             weakref.finalize(self, self._executor.end)
         items = [*problem.spec.values(), *(more[:1] if what == "own" else ())]
         distributions = frozenset(str(item["distribution"]) for item in items if "distribution" in item)
-        assumed = assumed_entries(more[0], problem.model.name) if what == "own" else []
-        distributions |= {entry.distribution for entry in assumed} - {BUILT_IN}
+        assumed = assumed_entries(more[0], problem.model.name) if what == "own" else {}
+        distributions |= {entry.distribution for entry in assumed.values()} - {BUILT_IN}
         question = what, problem.spec, self.predicts, *more
         task = Task("theory", question, distributions, on_event=self._hear, patience=PATIENCE)
         for ended in self._executor.run([task], Limits(end=self.deadline)):

@@ -16,6 +16,7 @@ from typing import Any
 from smimbench.files import JsonObject, read_json, write_atomically
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.seeds import TUNING
+from smimbench.problem.assumed import with_versions
 from smimbench.registry.adapters import refusal
 from smimbench.registry.registry import get_registry
 from smimbench.run.choice import log_error
@@ -44,7 +45,8 @@ class Search:
     def question(self) -> JsonObject:
         """All that the choice depends on. Seeds of the suite are not among it."""
         plan, table, run = self.plan, self.table, self.suite.run
-        return {"problem": plan.problem.spec, "algorithm": table["spec"], "tune": table["tune"], "alpha": plan.alphas,
+        own = with_versions(table["spec"], plan.problem.model.name)
+        return {"problem": plan.problem.spec, "algorithm": own, "tune": table["tune"], "alpha": plan.alphas,
                 "dimension": plan.dimensions, "target": run.target, **run.of_cell(()).identity()}  # fmt: skip
 
     @property
@@ -62,7 +64,7 @@ class Search:
             except ParameterError as error:  # each value alone is allowed
                 why = f"{words_of(setting)}: {error.key} {error.message}; leave a value out"
                 raise SuiteError(self.suite.file, f"algorithms: {self.table['label']}: tune", why) from None
-            found.append((setting, spec))
+            found.append((setting, with_versions(spec, self.plan.problem.model.name)))
         return found
 
     def cells(self, trial: int, seeds: int, backend: str) -> list[Cell]:

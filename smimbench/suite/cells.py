@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from smimbench.files import JsonObject, canonical_json
-from smimbench.problem.assumed import Assuming, assumed_entries
-from smimbench.problem.problem import Problem, as_table, specification
+from smimbench.problem.assumed import Assuming, assumed_entries, with_versions
+from smimbench.problem.problem import Problem, as_table, specification, version_of
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build, signature_of
 from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
@@ -74,8 +74,6 @@ class Cell:
         """All settings that can change the cell's result; the key is a hash of them."""
         own = ("problem", "algorithm", "alpha", "dimension", "replicate", "seed", "backend")
         found = {name: getattr(self, name) for name in own} | self.run.identity()
-        if assumed := assumed_entries(self.algorithm, self.problem["model"]["name"]):
-            found["assumed"] = [[one.item.version, one.source] for one in assumed]
         return found if self.tuning is None else found | {"tuning": self.tuning}
 
     @property
@@ -111,7 +109,7 @@ class Cell:
                 found.add(get_registry().get(kind, name, model).distribution)
             except RegistryError:  # its record will say so
                 continue
-        found |= {entry.distribution for entry in assumed_entries(self.algorithm, model)}
+        found |= {entry.distribution for entry in assumed_entries(self.algorithm, model).values()}
         return frozenset(found - {BUILT_IN})
 
     def rebuild(self) -> tuple[Problem, Any]:
@@ -125,10 +123,11 @@ class Cell:
         """
         problem = build_problem(self.problem)
         algorithm = build_algorithm(self.algorithm, problem)
-        entry = _algorithm_entry(self.algorithm, problem)
-        source = {} if entry.source is None else {"source": entry.source}
-        here = {**problem.spec, "algorithm": {"version": entry.item.version, **source}}
-        for kind, spec in {**self.problem, "algorithm": self.algorithm}.items():
+        here = {**problem.spec, "algorithm": version_of(_algorithm_entry(self.algorithm, problem))}
+        wanted = {**self.problem, "algorithm": self.algorithm}
+        for kind, one in assumed_entries(self.algorithm, problem.model.name).items():
+            here[f"assumed {kind}"], wanted[f"assumed {kind}"] = version_of(one), self.algorithm["assumed"][kind]
+        for kind, spec in wanted.items():
             own, asked = (
                 f"version {one['version']}" + (f" with the code {one['source']}" if "source" in one else "")
                 for one in (here[kind], spec)
@@ -271,7 +270,7 @@ class Suite:
         """The algorithm of a cell and where its setting is from."""
         if found := self.choices.get((plan.label, table["label"])):
             return {**found, "origin": f"tuned, {found['tuning']['trials']} trials"}
-        return {"algorithm": table["spec"], "origin": table["origin"]}
+        return {"algorithm": with_versions(table["spec"], plan.problem.model.name), "origin": table["origin"]}
 
 
 def by_dimension(

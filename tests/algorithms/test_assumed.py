@@ -12,6 +12,8 @@ from smimbench_algorithms.ridge import Ridge
 from smimbench.interfaces import Conditions
 from smimbench.problem import Problem, ProblemError
 from smimbench.problem.assumed import Assuming, assumed_problem
+from smimbench.registry.registry import RegistryError, get_registry
+from smimbench.report.rows import own_point
 from smimbench.report.theory_document import add_own_theory, add_verification, holds, theory_document
 from smimbench.run.cell import run_cell
 from smimbench.run.theory_cache import TheoryCache
@@ -225,6 +227,23 @@ def test_lists_of_an_assumption_are_an_axis():
     record = run_cell(suite.cells()[1])
     assert record["status"] == "ok"
     assert record["metrics"]["calibration"][0] < 0.9  # it claims too little
+
+
+def test_the_version_of_an_assumed_item_is_part_of_cells_and_of_their_theory(monkeypatch, tmp_path):
+    """The data are of another channel, so that the version of ``linear`` is in no key but through the assumption."""
+    suite = parse_suite(Path("wrong.toml"), SUITE, only=["problem=probit", "algorithm=other labels"])
+    (before,), cache = suite.cells(), TheoryCache(tmp_path)
+    own_point(cache, before.rebuild()[0], before, before.alpha)
+    assert len(set(tmp_path.glob("own-*.json"))) == 1
+    assert before.algorithm["assumed"]["channel"] == {"name": "linear", "noise": 2.0, "components": 1, "version": 1}
+    linear = get_registry().get("channel", "linear", "sequence-multi-index").item
+    monkeypatch.setattr(linear, "version", 9)
+    (after,) = suite.cells()
+    assert after.key != before.key
+    own_point(cache, after.rebuild()[0], after, after.alpha)
+    assert len(set(tmp_path.glob("own-*.json"))) == 2
+    with pytest.raises(RegistryError, match="assumed channel 'linear' is version 9 here, but the cell needs version 1"):
+        before.rebuild()
 
 
 @pytest.mark.parametrize(
