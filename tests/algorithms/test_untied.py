@@ -42,6 +42,12 @@ def test_curve_is_that_of_a_root_of_one_equation(rho, noise, alpha):
     assert point.mse[0] == pytest.approx(float(mmse(delta, rho)), rel=1e-6)
 
 
+def test_curve_is_that_published_of_bilinear_sequence_regression():
+    """Square matrices, rho = 0.2, no noise; one equation a sample there, two here (arXiv:2410.18858, four digits)."""
+    found = competing(untied(rho=0.2, noise=1e-9), [0.05, 0.1, 0.15])
+    assert [point.mse[0] for (point,) in found] == pytest.approx([0.8769, 0.6601, 0.3474], abs=5.1e-5)
+
+
 @pytest.mark.parametrize(("channel", "tokens", "equations"), [("linear", 2, 2), ("softmax", 3, 3)])
 def test_small_width_is_solved_by_hand(channel, tokens, equations):
     """``V = t (2 - t)`` and ``1/t = alpha C / V`` without noise: nothing below 1 / C, all from 2 / C on."""
