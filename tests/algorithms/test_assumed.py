@@ -120,6 +120,7 @@ def test_erm_has_the_penalty_that_is_best_for_what_it_assumes():
 
 DRAWN = [
     (attention("linear", rho=0.3, noise=0.3), {"prior": {"rho": 0.9}}, 0.2),
+    (attention("softmax", rho=0.3, beta=1.0), {"channel": {"beta": 2.0}}, 0.08),  # R is half the signal, and noise
     pytest.param(sequence("probit", noise=0.3), {"channel": {"noise": 0.1}}, 1.0, marks=pytest.mark.slow),
 ]
 
@@ -129,7 +130,7 @@ def test_theory_agrees_with_plain_draws(monkeypatch, problem, tables, alpha):
     monkeypatch.setattr(assumed, "ACCURACY", assumed.ACCURACY._replace(points=2**12, sets=4))
     point = Gamp().theory(problem, alpha, Conditions(), assumed=assumed_problem(problem, tables))
     checks = point.draws()
-    assert {check.quantity for check in checks} == {"Qhat", "m", "chi", "signal"}
+    assert {check.quantity for check in checks} == {"Qhat", "m", "chi", "signal", "V"}
     assert max(abs(check.z) for check in checks) < 4
     assert all(abs(replace(check, printed=1.1 * check.printed).z) > 4 for check in checks)
 

@@ -346,19 +346,27 @@ def mismatched_theory(
     at = Orders(*(np.mean(parts, axis=0) for parts in zip(*found)))
     by = Message(*(np.mean(parts, axis=0) for parts in zip(*told)))
     errors = Message(*(np.std(parts, axis=0, ddof=1) / len(told) ** 0.5 for parts in zip(*told)))
-    return replace(point, draws=lambda: by_draws(problem, assumed, point, at, by, errors))
+    spread = np.std([one.V for one in found], axis=0, ddof=1) / len(found) ** 0.5
+    return replace(point, draws=lambda: by_draws(problem, assumed, point, at, by, errors, spread))
 
 
-DRAWS, BATCHES, DIMENSION = 500, 40, 60
+DRAWS, BATCHES, DIMENSION = 500, 40, 120
 """Draws of labels in a batch, batches, and dimension of matrices that are denoised. Each doubled: half the variance."""
 
 
 def by_draws(
-    problem: Problem, assumed: Problem, point: AlgorithmPrediction, at: Orders, by: Message, errors: Message
+    problem: Problem,
+    assumed: Problem,
+    point: AlgorithmPrediction,
+    at: Orders,
+    by: Message,
+    errors: Message,
+    spread: Host,
 ) -> list[Check]:
-    """The numbers of a point against plain draws: what labels tell, and the error of the denoised signal.
+    """The numbers of a point against plain draws: what labels tell, error and V (with its error ``spread``) of what is denoised.
 
-    m is the mean product of g with the latents of the signal less their mean given omega, without the true posterior.
+    m is the mean product of g with the latents of the signal less their mean given omega, without the true posterior. V is
+    what a run measures, the response of the denoiser to a probe, without the spectral law or Stein's lemma.
     """
     P, C, T = problem.components, problem.model.sites, prior_moments(problem)[0]
     (M, Q, V), (Qhat, m, chi), alpha = at, by, point.more["alpha"]
@@ -381,19 +389,24 @@ def by_draws(
         for p in range(P)
     ]
     size = DIMENSION if problem.model.rank == "extensive" else DRAWS * DIMENSION
-    squares: list[list[Host]] = []
+    denoised: list[list[Host]] = []
     for D in (size // 2, size):
         rng = monte_carlo_rng(f"wrong assumptions: denoised {what}", D)
-        squares.append([])
+        denoised.append([])
         for _ in range(BATCHES):
             signal, noise = problem.prior.sample(rng, P, D), problem.model.draw_noise(rng, P, D)
             R = np.tensordot(np.linalg.inv(Qhat) @ m, signal, 1)
             R = R + np.tensordot(np.linalg.inv(Qhat) @ symmetric_root(chi), noise, 1)
-            gap = signal - np.asarray(denoise_step(assumed.prior, R, Qhat).estimate)
-            squares[-1].append(np.diagonal(problem.model.inner(gap, gap)))
-    small, large = np.array(squares)  # what the size does is taken to fall as its inverse, and counted as an error
-    mse, stated = point.mse, point.mse_error
+            estimate = np.asarray(denoise_step(assumed.prior, R, Qhat).estimate)
+            probe = problem.model.draw_noise(rng, P, D)
+            claimed = measured_variance(assumed, R, Qhat, estimate, probe)
+            both = problem.model.inner(signal - estimate, signal - estimate), claimed
+            denoised[-1].append(np.array([np.diagonal(one) for one in both]))
+    small, large = np.array(denoised)  # what the size does is taken to fall as its inverse, and counted as an error
     bias = np.abs((large - small).mean(axis=0))
+    printed = (("signal", point.mse, point.mse_error), ("V", np.diagonal(V), np.diagonal(spread)))
     return checks + [
-        compare("signal", p, mse[p], stated[p], (2 * large - small)[:, p], bias[p], effective=np.inf) for p in range(P)
+        compare(name, p, one[p], error[p], (2 * large - small)[:, k, p], bias[k, p], effective=np.inf)
+        for k, (name, one, error) in enumerate(printed)
+        for p in range(P)
     ]
