@@ -2,6 +2,7 @@
 plain draws and message passing."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from smimbench.testing import check
 from smimbench.testing.context import OverlayRegistry
 from smimbench.theory.predictions import point_document, solve, thresholds
 from smimbench.theory.verification import verify_point
+from suites.asv.calibration import verify_information
 from tests.helpers import run_once, suite_text, write_suite
 
 THREE = [[1.5, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]]
@@ -340,12 +342,15 @@ def test_a_channel_with_a_likelihood_is_integrated(model, channel, tokens, rng):
 
 
 @pytest.mark.slow
-def test_theory_of_an_integrated_channel_says_how_it_was_made_and_holds():
+@pytest.mark.parametrize("q", [0.2, 0.7])
+def test_information_of_an_integrated_channel_says_how_it_was_made_and_holds(q):
+    """Against plain draws, which would see 10%; what curves do with information that is sampled has tests of its own."""
     problem = problem_of(SEQUENCE, "sign", {"decay": 0.7}, 2)
-    (point,) = solve(problem, [0.5])
-    assert "Monte Carlo" in point.method
-    for one in verify_point(problem, point_document(problem, point), 0.1):
+    Q, V = np.array([[q]]), np.array([[1 - q]])
+    assert "Monte Carlo" in problem.channel.information(Q, V).method
+    for one in verify_information(problem, Q, V, 5000):
         assert abs(one.z) < 4, one
+        assert abs(replace(one, printed=1.1 * one.printed).z) > 4, one
 
 
 def test_what_pairs_labels_with_latents_one_by_one_refuses_mixed_ones():
