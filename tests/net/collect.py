@@ -52,6 +52,7 @@ QUICK = (
 LIGHTER: dict[str, tuple[str, ...]] = {
     "aim-hardmax-tokens": tuple(f"problems.{place}.channel.samples=16384" for place in range(3)),
     "aim-two-layers": ("grid.alpha=[0.1]",),
+    "smi-skip": ("problem.channel.skip=[0.0, 0.5, 1.0]",),
 }
 """Suites whose theory takes a minute: fewer samples or values lead through the same code."""
 
@@ -247,8 +248,12 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     suite = load_suite(name, (*shared["overrides"], *LIGHTER.get(name, ())))
     rows = document["rows"]
     if name in LIGHTER:
-        near = [alpha for plan in suite.plans for alpha in plan.alphas]
-        rows = [row for row in rows if any(math.isclose(row["alpha"], alpha, rel_tol=0.02) for alpha in near)]
+        near = {plan.label: plan.alphas for plan in suite.plans}
+        rows = [
+            row
+            for row in rows
+            if any(math.isclose(row["alpha"], a, rel_tol=0.02) for a in near.get(row["problem"], ()))
+        ]
     drawn = metric_chart(suite, rows, TheoryCache(results / "theory"), suite.run.metrics[0])
     assert drawn is not None
     return drawn_of(drawn.rows)

@@ -59,6 +59,8 @@ def test_theory_is_still_what_the_code_says(path, solved):
     plans = {plan.label: plan.problem for plan in suite.plans}
     rows = [row for row in document["rows"] if row["metric"] in ("mse", "overlap") and row["bayes"] is not None]
     for label, own in grouped(rows, lambda row: row["problem"]).items():
+        if label not in plans and path.stem in LIGHTER:
+            continue
         problem = plans[label]
         if problem.components > 1 or problem.channel.information is None:
             continue  # minutes of integrals: their own tests hold them
