@@ -15,27 +15,29 @@ from tests.report.rows import row
 METRICS = ("mse", "overlap", "nishimori")
 
 
-def rows_of(problem, alphas, sizes, factor=1.0):
-    """Rows of runs whose estimates, less the prior mean, are multiplied by a factor."""
-    found, step = [], Spectral()
+def rows_of(problem, alphas, sizes, *factors):
+    """For each factor, rows of the same runs with their estimates, less the prior mean, multiplied by it."""
+    found, step = {factor: [] for factor in factors}, Spectral()
     for alpha in alphas:
         for D, seeds in sizes.items():
-            values = []
+            values = {factor: [] for factor in factors}
             for k in range(seeds):
                 instance, rng = problem.instance(alpha, D, k), np.random.default_rng(k)
                 data, mean = instance.data(get_backend("numpy")), problem.prior.mean(1, D)
                 state, _ = step.step(problem, data, step.init(problem, data, rng))
-                estimate = mean + factor * (np.asarray(step.estimate(state)) - mean)
-                values.append(instance.measure(METRICS, estimate)[0])
+                moved = np.asarray(step.estimate(state)) - mean
+                for factor in factors:
+                    values[factor].append(instance.measure(METRICS, mean + factor * moved)[0])
             point = step.theory(problem, instance.sample_ratio).document()
             for name in METRICS:
                 (expected,), (error,) = theory_of(find_metric(name), problem, point, 1)
-                runs = {f"0/{k}": one[name][0] for k, one in enumerate(values)}
-                found.append(row(
-                    algorithm="spectral", branch=point["branch"], metric=name, alpha=instance.sample_ratio, nominal_alpha=alpha,
-                    dimension=D, n=seeds, own_theory=expected, own_theory_error=error, values=runs,
-                ))  # fmt: skip
-    return found
+                for factor in factors:
+                    runs = {f"0/{k}": one[name][0] for k, one in enumerate(values[factor])}
+                    found[factor].append(row(
+                        algorithm="spectral", branch=point["branch"], metric=name, alpha=instance.sample_ratio,
+                        nominal_alpha=alpha, dimension=D, n=seeds, own_theory=expected, own_theory_error=error, values=runs,
+                    ))  # fmt: skip
+    return list(found.values())
 
 
 def claimed(rows, factor):
@@ -57,7 +59,7 @@ def random_problem(case):
 @pytest.mark.parametrize("case", range(6))
 def test_right_claims_are_not_refused_at_small_sizes(case):
     problem, alphas = random_problem(case)
-    rows = rows_of(problem, alphas, {50: 16, 100: 16})
+    (rows,) = rows_of(problem, alphas, {50: 16, 100: 16}, 1.0)
     assert agreement(rows, "mse")["prediction"] != "no"
     assert agreement(claimed(rows, 0.6), "mse")["prediction"] != "yes"
 
@@ -66,17 +68,17 @@ def test_right_claims_are_not_refused_at_small_sizes(case):
 @pytest.mark.parametrize("channel", ["linear", "softmax"])
 def test_wrong_claims_are_refused_where_sizes_decide(channel):
     problem = attention(channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {}))
-    sizes = {100: 16, 200: 8, 400: 4}
-    rows = rows_of(problem, [0.1], sizes)
+    rows, wrong = rows_of(problem, [0.1], {100: 16, 200: 8, 400: 4}, 1.0, 2.0)
     assert agreement(rows, "mse")["prediction"] in ("yes", "finite size")
     for factor in (0.7, 1.3):
         assert agreement(claimed(rows, factor), "mse")["prediction"] == "no"
-    assert agreement(rows_of(problem, [0.1], sizes, factor=2.0), "mse")["prediction"] == "no"
+    assert agreement(wrong, "mse")["prediction"] == "no"
 
 
 @pytest.mark.parametrize("channel", ["linear", "softmax"])
 @pytest.mark.parametrize(("alpha", "D"), [(0.2, 50), (0.1, 100)])
 def test_the_nishimori_ratio_of_one_step_falls_short_by_dimensions_over_samples(channel, alpha, D):
-    rows = rows_of(attention(channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {})), [alpha], {D: 16})
+    problem = attention(channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {}))
+    (rows,) = rows_of(problem, [alpha], {D: 16}, 1.0)
     ratios = next(np.array(list(one["values"].values())) for one in rows if one["metric"] == "nishimori")
     assert 1 < (1 - ratios.mean()) * alpha * D < 2.2
