@@ -274,8 +274,9 @@ def test_the_law_at_finite_size_is_that_of_plain_runs(labels, sizes, rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", range(10))
+@pytest.mark.parametrize("point", [0, 2, 3, 6, 7, 9])
 def test_the_law_at_random_points(point):
+    """Of ten, those that are made in a few seconds: all labels, batches and all samples, on a sphere and off it."""
     rng = np.random.default_rng(100 + point)
     labels = ("linear", "probit", "square", "logistic")[point % 4]
     D, n, steps = (int(rng.integers(*bounds)) for bounds in ((20, 80), (20, 120), (5, 50)))

@@ -102,11 +102,10 @@ def test_muon_approaches_its_equations(exponent):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.5])
-@pytest.mark.parametrize("moves", ["gradient", "sign", "polar"])
+@pytest.mark.parametrize("moves", ["sign", "polar"])
 def test_within_three_percent_at_a_thousand(exponent, moves):
-    how, along, rate = {}, {"gradient": plain, "sign": signs}.get(moves), 0.01
-    if moves == "gradient":
-        rate = 0.3 / (2 * TOKENS * power_law(exponent, 1000)[0])
+    """Plain gradients are exact at every dimension, see above."""
+    how, along, rate = {}, signs, 0.01
     if moves == "polar":
         how, along, rate = {"momentum": 0.9, "nesterov": True}, heavy_ball(0.9), 0.001
     ratio, error = compared(exponent, 1000, 2, 150, 50, rate, moves, along, 3, **how)

@@ -87,15 +87,21 @@ WRAPPED = [  # the others take half a minute together
 ]
 
 
+MIRRORED = ("mean 2% shorter where |omega| > 1", "covariance 2% smaller", "noise -5%")
+"""The same as another one with the other sign, of which the test knows nothing: for one channel."""
+
+
 def cases():
     for wrapped, (what, make) in itertools.product(WRAPPED, WRONG.items()):
         (name,) = wrapped.values
         model, base, given = CHANNELS[name]
-        yield pytest.param(model, make(base), given, id=f"{name}, {what}", marks=wrapped.marks)
-    for (name, (model, base, given)), (what, factor) in itertools.product(CHANNELS.items(), NOISE.items()):
-        if "noise" in given:
-            slow = [pytest.mark.slow] if name != "linear" else []
-            yield pytest.param(model, believing(base, noise=factor), given, id=f"{name}, {what}", marks=slow)
+        if name == "linear" or what not in MIRRORED:
+            yield pytest.param(model, make(base), given, id=f"{name}, {what}", marks=wrapped.marks)
+    for wrapped, (what, factor) in itertools.product(WRAPPED, NOISE.items()):
+        (name,) = wrapped.values
+        model, base, given = CHANNELS[name]
+        if "noise" in given and (name == "linear" or what not in MIRRORED):
+            yield pytest.param(model, believing(base, noise=factor), given, id=f"{name}, {what}", marks=wrapped.marks)
     yield pytest.param(MATRICES, believing(AttentionSoftmax, beta=1.05), {}, id="attention softmax, beta 5% off")
 
 
