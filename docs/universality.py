@@ -166,24 +166,37 @@ def results(ratios: dict[tuple[str, str, str, int], np.ndarray]) -> str:
 
 
 def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> None:
-    """Ratios over 1/d, a panel for each kind of labels and algorithm; the band is the margin."""
+    """Ratios over 1/d, a row of panels for each kind of labels and a column for each algorithm; the band is the margin."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    columns = list(dict.fromkeys((channel, algorithm) for channel, _, algorithm, _ in ratios))
+    channels, arms, algorithms = (list(dict.fromkeys(key[part] for key in ratios)) for part in range(3))
+    size = (3.2 * len(algorithms), 2.8 * len(channels) + 0.4)
     figure, panels = plt.subplots(
-        1, len(columns), figsize=(3.2 * len(columns), 3.4), squeeze=False, layout="constrained"
+        len(channels), len(algorithms), figsize=size, sharex=True, squeeze=False, layout="constrained"
     )
-    for panel, (channel, algorithm) in zip(panels[0], columns):
-        panel.axhspan(math.exp(-MARGIN), math.exp(MARGIN), color="0.9")
-        for arm in dict.fromkeys(key[1] for key in ratios):
-            sizes = sorted(key[3] for key in ratios if key[:3] == (channel, arm, algorithm))
-            tests = [equivalence(ratios[channel, arm, algorithm, D]) for D in sizes]
-            middle = np.exp([one.mean for one in tests])
-            reach = np.abs(np.exp([[one.low for one in tests], [one.high for one in tests]]) - middle)
-            panel.errorbar([1 / D for D in sizes], middle, reach, marker="o", markersize=3, label=arm)
-        panel.set(title=f"{channel}, {algorithm}", xlabel="1/d", yscale="log", xlim=(0, None))
-    panels[0, 0].set_ylabel("error / error on Gaussian tokens")
-    panels[0, 0].legend(fontsize=7)
+    for row, channel in zip(panels, channels):
+        for panel, algorithm in zip(row, algorithms):
+            panel.axhspan(math.exp(-MARGIN), math.exp(MARGIN), color="0.9")
+            for arm in arms:
+                sizes = sorted(key[3] for key in ratios if key[:3] == (channel, arm, algorithm))
+                tests = [equivalence(ratios[channel, arm, algorithm, D]) for D in sizes]
+                middle = np.exp([one.mean for one in tests])
+                reach = np.abs(np.exp([[one.low for one in tests], [one.high for one in tests]]) - middle)
+                panel.errorbar([1 / D for D in sizes], middle, reach, marker="o", markersize=3, label=arm)
+            panel.set(title=f"{channel}, {algorithm}", yscale="log", xlim=(0, None))
+            low, high = panel.get_ylim()
+            subs = (1, 1.2, 1.4, 1.6, 2, 3, 5, 8) if high / low < 10 else (1, 3)
+            panel.yaxis.set(
+                major_locator=LogLocator(subs=subs),
+                major_formatter=StrMethodFormatter("{x:g}"),
+                minor_formatter=NullFormatter(),
+            )
+            panel.minorticks_off()
+        row[0].set_ylabel("error / error on Gaussian tokens")
+    for panel in panels[-1]:
+        panel.set_xlabel("1/d")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(arms), fontsize=8)
     figure.savefig(file, dpi=150)
 
 
