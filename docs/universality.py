@@ -197,7 +197,7 @@ def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> Non
     for panel in panels[-1]:
         panel.set_xlabel("1/d")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(arms), fontsize=8)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=110)
 
 
 def main() -> None:
