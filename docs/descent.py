@@ -5,6 +5,7 @@ python docs/descent.py FOLDER      # four minutes of one core; what lies in FOLD
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,11 @@ class Square(Channel):
         return 2 * z * cotangent
 
 
-CASES: dict[str, tuple[Any, float, float]] = {
-    "logistic": (Logistic(), 2.0, 0.5),
-    "phase retrieval": (Square(), 3.0, 0.02),
+CASES: dict[str, tuple[Any, float, float, float]] = {
+    "logistic": (Logistic(), 2.0, 0.5, 0.0),
+    "phase retrieval": (Square(), 3.0, 0.006, 0.4),
 }
-"""Channel, sample ratio, learning rate."""
+"""Channel, sample ratio, learning rate, cosine that is given to the start: phase retrieval learns nothing from a random one."""
 
 
 class Recorded(Sgd):
@@ -88,12 +89,14 @@ def problem_of(channel: Any) -> smimbench.Problem:
 
 def measured(name: str, run: int) -> dict[str, np.ndarray]:
     """By step: overlaps (T, M, Q) of a run, and the mean loss of a sample."""
-    channel, alpha, rate = CASES[name]
+    channel, alpha, rate, cosine = CASES[name]
     problem = problem_of(channel)
     instance = problem.instance(alpha, DIMENSION, run, dtype="float32")
     algorithm, data = Recorded(learning_rate=rate, steps=STEPS + 1), instance.data(get_backend())
     object.__setattr__(algorithm, "losses", [])
     state, found = algorithm.init(problem, data, np.random.default_rng([2, run])), []
+    start = cosine * instance.signal + math.sqrt(1 - cosine**2) * state.factor
+    state = state._replace(factor=start, signal=start)
     for _ in range(STEPS + 1):
         found.append(np.ravel(instance.overlaps(state.signal)))
         state, _ = algorithm.step(problem, data, state)
@@ -140,7 +143,7 @@ def main() -> None:
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(CASES), 3)
     print("| labels | quantity | largest deviation | z there | runs, last step | predicted |\n" + "|---" * 6 + "|")  # noqa: T201
-    for row, (name, (channel, alpha, rate)) in zip(panels, CASES.items()):
+    for row, (name, (channel, alpha, rate, _)) in zip(panels, CASES.items()):
         runs = found[name]
         starts = tuple(Overlaps(*(np.array([[x]]) for x in one[0])) for one in runs["overlaps"])
         theory: Any = Sgd(learning_rate=rate, steps=STEPS).theory(
