@@ -26,16 +26,13 @@ HEAD = """# Figures of the papers, made again
 
 `smimbench reproduce --list` shows all figures of arXiv:2502.00901 and arXiv:2506.01582 for which numbers were released.
 `smimbench reproduce FIGURE --published FOLDER` makes one again, in the paper's axes, and compares it with the authors'
-tables, which are not part of smimbench: each figure names the repository that has them. No table of numbers was released with
-either paper. Figures are numbered as in the authors' plotting scripts; that the horizontal axes of 2506.01582-fig1 are
-logarithmic is our choice.
+tables, which are not part of smimbench: each figure names the repository that has them. Figures are numbered as in the authors'
+plotting scripts; the logarithmic horizontal axes of 2506.01582-fig1 are our choice.
 
 A point is inside if ours and the published one differ by less than the stated band of the curve, plus the published spread
-over runs, plus twice our own error. One outside is explained where [corrections](corrections.md) says why the published value
-is wrong. `--quick` takes fewer seeds and points and smaller sizes; runs at another size than the paper's are off by their
-finite size, too. Figures of one problem share stored theory: the second one takes less. Look at what was allowed: two seeds
-and a wide published spread agree with much. The known correction of hardmax holds for whole curves; that it is the reason,
-and not a mistake of ours, is checked apart, with their formula put in for ours.
+over runs, plus twice our own error. [Corrections](corrections.md) says where the published value is wrong; for hardmax this holds
+for whole curves, and their formula put in for ours confirms it. `--quick` takes fewer seeds and points and smaller sizes: runs
+are then off by their finite size, too. Look at what was allowed: two seeds and a wide published spread agree with much.
 
 """
 
@@ -83,7 +80,7 @@ def clock(seconds: float) -> str:
 def page() -> str:
     """The page, of all figures that have been made."""
     found = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
-    lines = ["| figure | size | curves | largest deviation | CPU time | in full |", "|---|---|---|---|---|---|"]
+    lines = ["| figure | size | curves | largest deviation | CPU time |", "|---|---|---|---|---|"]
     parts = []
     for one in found:
         name, curves = one["figure"], one["curves"]
@@ -92,19 +89,14 @@ def page() -> str:
         counts = [(sum(curve["verdict"] == rank for curve in curves), rank) for rank in RANKS]
         where = f"{worst['deviation']:+.4f} ({worst['curve']}, at {worst['at']:.4g}; allowed {worst['allowed']:.4f})"
         said = ", ".join(f"{count} {rank}" for count, rank in counts if count)
-        cells = [
-            f"[{name}](#{name.replace('.', '')})",
-            "quick" if one["quick"] else "full",
-            said,
-            where,
-            clock(one["seconds"]),
-        ]
-        runs = one.get("full_seconds")
-        estimate = f"estimate {clock(runs)} of one core" if runs else "theory alone"
-        cells.append("run" if runs is None else f"not run; {estimate}")
+        runs, size = one.get("full_seconds"), "full"
+        if one["quick"]:
+            size = f"quick (in full: {f'estimate {clock(runs)} of one core' if runs else 'theory alone'})"
+        cells = [f"[{name}](#{name.replace('.', '')})", size, said, where, clock(one["seconds"])]
         lines.append("| " + " | ".join(cells) + " |")
         sections = dict.fromkeys(section for curve in curves for section in curve["corrections"])
-        parts.append(f"## {name}\n\n{one['title']}.\n\n![{name}](reproduce/{name}.svg)\n")
+        made = f"{'--quick, ' * one['quick']}{one['date']}"
+        parts.append(f"## {name}\n\n{one['title']} ({made}).\n\n![{name}](reproduce/{name}.svg)\n")
         parts += [f"Known correction: [{section}](corrections.md).\n" for section in sections]
         table = [
             "| curve | points | outside | verdict | largest deviation | allowed | at |",
@@ -115,7 +107,6 @@ def page() -> str:
             cells = [curve["curve"], str(curve["points"]), str(curve.get("outside", "")), curve["verdict"], *numbers]
             table.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(table) + "\n")
-        parts.append(f"`smimbench reproduce {name}{' --quick' * one['quick']}`, {one['date']}.\n")
     return HEAD + "\n".join(lines) + "\n\n" + "\n".join(parts)
 
 
