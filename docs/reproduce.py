@@ -80,31 +80,25 @@ def clock(seconds: float) -> str:
 def page() -> str:
     """The page, of all figures that have been made."""
     found = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
-    lines = ["| figure | size | curves | largest deviation | CPU time |", "|---|---|---|---|---|"]
+    lines = ["| figure | size | curves | CPU time |", "|---|---|---|---|"]
     parts = []
     for one in found:
         name, curves = one["figure"], one["curves"]
-        compared = [curve for curve in curves if curve["points"]]
-        worst = max(compared, key=lambda curve: (RANKS.index(curve["verdict"]), abs(curve["deviation"])))
         counts = [(sum(curve["verdict"] == rank for curve in curves), rank) for rank in RANKS]
-        where = f"{worst['deviation']:+.4f} ({worst['curve']}, at {worst['at']:.4g}; allowed {worst['allowed']:.4f})"
         said = ", ".join(f"{count} {rank}" for count, rank in counts if count)
         runs, size = one.get("full_seconds"), "full"
         if one["quick"]:
             size = f"quick (in full: {f'estimate {clock(runs)} of one core' if runs else 'theory alone'})"
-        cells = [f"[{name}](#{name.replace('.', '')})", size, said, where, clock(one["seconds"])]
+        cells = [f"[{name}](#{name.replace('.', '')})", size, said, clock(one["seconds"])]
         lines.append("| " + " | ".join(cells) + " |")
         sections = dict.fromkeys(section for curve in curves for section in curve["corrections"])
         made = f"{'--quick, ' * one['quick']}{one['date']}"
         parts.append(f"## {name}\n\n{one['title']} ({made}).\n\n![{name}](reproduce/{name}.svg)\n")
         parts += [f"Known correction: [{section}](corrections.md).\n" for section in sections]
-        table = [
-            "| curve | points | outside | verdict | largest deviation | allowed | at |",
-            "|---|---|---|---|---|---|---|",
-        ]
+        table = ["| curve | outside/points | verdict | largest deviation | allowed | at |", "|---|---|---|---|---|---|"]
         for curve in curves:
             numbers = [f"{curve[key]:.4g}" if key in curve else "" for key in ("deviation", "allowed", "at")]
-            cells = [curve["curve"], str(curve["points"]), str(curve.get("outside", "")), curve["verdict"], *numbers]
+            cells = [curve["curve"], f"{curve.get('outside', '')}/{curve['points']}", curve["verdict"], *numbers]
             table.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(table) + "\n")
     return HEAD + "\n".join(lines) + "\n\n" + "\n".join(parts)
