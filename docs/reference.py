@@ -36,6 +36,7 @@ SIZES: dict[str, list[str]] = {
     "smi-two-layers": ["grid.dimension=[200, 400]", "grid.seeds=16"],
     "smi-skip": ["grid.dimension=[250, 500]", "grid.seeds=16"],
     "wrong-assumptions": [],
+    "samplers": [],
     "nuclear-norm": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "untied": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "gpu-scale": [

@@ -13,10 +13,11 @@ def smimbench_register_algorithms(register: Callable[[Any], None]) -> None:
     from smimbench_algorithms.averaged import Averaged
     from smimbench_algorithms.erm import Erm
     from smimbench_algorithms.gamp import Gamp
+    from smimbench_algorithms.hmc import Hmc
     from smimbench_algorithms.nuclear import Nuclear
     from smimbench_algorithms.ridge import Ridge
     from smimbench_algorithms.sgd import Muon, Sgd, SignSgd
     from smimbench_algorithms.spectral import Spectral
 
-    for algorithm in (Gamp, Spectral, Sgd, SignSgd, Muon, Adam, AdamW, Averaged, Ridge, Nuclear, Erm):
+    for algorithm in (Gamp, Spectral, Sgd, SignSgd, Muon, Adam, AdamW, Averaged, Ridge, Nuclear, Erm, Hmc):
         register(algorithm)

@@ -205,10 +205,15 @@ def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
 
 def mean_signal(problem: Problem, signals: Array) -> Array:
     """Mean over the first axis of signals (K, P, ...), each aligned by the symmetry of the channel."""
+    return namespace(signals).mean(aligned_signals(problem, signals), axis=0)
+
+
+def aligned_signals(problem: Problem, signals: Array) -> Array:
+    """Signals (K, P, ...), each brought closest to the first one, then to the mean of all, by the symmetry of the channel."""
     xp = namespace(signals)
     symmetry = problem.channel.symmetry
     if symmetry == "none" or signals.shape[0] == 1:
-        return xp.mean(signals, axis=0)
+        return signals
     model: Any = problem.model
 
     def towards(centre: Array) -> Array:
@@ -220,4 +225,4 @@ def mean_signal(problem: Problem, signals: Array) -> Array:
         if bool(xp.all(again == aligned)):
             break
         aligned = again
-    return xp.mean(aligned, axis=0)
+    return aligned

@@ -78,7 +78,7 @@ class Gaussian(Prior):
     @property
     def factor(self) -> Factor:  # type: ignore[override]
         """Factor for gradient methods: the signal itself; ParameterError if a width is asked for."""
-        return Factor(self._draw, lambda factor: factor, lambda factor, gradient: gradient)
+        return Factor(self._draw, lambda factor: factor, lambda factor, gradient: gradient, gaussian=True)
 
     def _draw(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
         if width is not None:

@@ -4,7 +4,7 @@ Plugins import the names of this page from here.
 """
 
 from smimbench.derive.channel import complete_channel
-from smimbench.derive.labels import gives_probabilities, observable, predict
+from smimbench.derive.labels import gives_probabilities, is_noisy, observable, predict
 from smimbench.derive.mixed import MixedChannel, mixed_channel
 from smimbench.derive.prior import complete_prior, denoise_step, why_theory_only
 from smimbench.derive.sampled_information import LabelMeans, Labels, label_means, sampled_moments, without_overlap
@@ -19,6 +19,7 @@ __all__ = [
     "complete_prior",
     "denoise_step",
     "gives_probabilities",
+    "is_noisy",
     "label_means",
     "mixed_channel",
     "observable",

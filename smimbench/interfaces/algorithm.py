@@ -114,6 +114,8 @@ class AlgorithmPrediction:
         True for a prediction of the runs that ``Conditions`` describes, their dimension and their starts, not of the limit.
     draws : callable or None
         ``draws()``: a ``smimbench.theory.Check`` of each number by plain draws, for ``theory --verify`` of wrong assumptions.
+    of_ok_runs : bool or None
+        True for a prediction that holds for runs that end ``ok`` only: where one does not, none is shown.
     more : dict
         Other entries of the point in the JSON of ``smimbench theory``: what metrics read (``cosine``, ``squared_cosine`` and
         others with their ``..._error``, ``calibration``, ``generalization_error``), and those named as in ``findings``.
@@ -130,6 +132,7 @@ class AlgorithmPrediction:
     finite_size: dict[str, list[float]] | None = None
     at_size: bool | None = None
     draws: Callable[[], list[Any]] | None = field(default=None, compare=False)
+    of_ok_runs: bool | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

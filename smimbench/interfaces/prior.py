@@ -42,12 +42,15 @@ class Factor(NamedTuple):
     gram_scale : callable or None
         ``gram_scale(factor)``: what turns ``F F^T`` into the signal, where it is such a product: latents can then be made from F.
         Without symmetry, what turns ``Q K^T`` into it, F being Q (D, width) above K.
+    gaussian : bool
+        Whether a factor of independent N(0, 1) entries, as ``draw`` gives it, stands for a signal that the prior draws.
     """
 
     draw: Callable[..., Array]
     compose: Callable[[Array], Array]
     pullback: Callable[[Array, Array], Array]
     gram_scale: Callable[[Array], float] | None = None
+    gaussian: bool = False
 
 
 class Law(NamedTuple):
@@ -120,4 +123,4 @@ class Prior(Item):
     """``overlap(Qhat)``: the state-evolution map of ``denoise``; ``Qhat`` (..., P, P). Derived: from the law, or simulated."""
 
     factor: Factor | None = None
-    """``Factor(draw, compose, pullback, gram_scale)``: what gradient methods move in. Derived: the signal itself."""
+    """``Factor(draw, compose, pullback, gram_scale, gaussian)``: what gradient methods move in. Derived: the signal itself."""

@@ -15,6 +15,7 @@ from smimbench.report.columns import number, ratio_words, seconds
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place, summed_statuses
 from smimbench.report.prediction import agreement, is_below_optimum
 from smimbench.report.statistics import ZERO, change_between, mean_of
+from smimbench.suite.schema import ORACLE
 
 PREDICTED = {
     "yes": "matches its prediction",
@@ -56,7 +57,13 @@ def verdicts(rows: Sequence[JsonObject], against: str | None = None) -> list[Jso
         Student's t on the logarithms, paired by instance (None: no two runs); ``unsolved``, sample ratios with an
         estimate whose Bayes-optimal error is not known, only if there are any.
     """
-    return [_verdict(problem, members, against) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
+    groups = grouped(contenders(rows), lambda row: row["problem"])
+    return [_verdict(problem, members, against) for problem, members in groups.items()]
+
+
+def contenders(rows: Sequence[JsonObject]) -> list[JsonObject]:
+    """Rows of algorithms that did not begin near the teacher."""
+    return [row for row in rows if row.get("settings") != ORACLE]
 
 
 def _verdict(problem: str, rows: Rows, against: str | None) -> JsonObject:
@@ -65,23 +72,21 @@ def _verdict(problem: str, rows: Rows, against: str | None) -> JsonObject:
     largest = max(row["dimension"] for row in rows)
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
     name, ratios, logs = names_with_backend(own), {row["nominal_alpha"] for row in own}, _log_ratios(own)
-    whole, contenders = grouped(rows, name), []
+    whole, found = grouped(rows, name), []
     for label, members in grouped(own, name).items():
         # A sample ratio that others were run at and this one was not is no estimate, either.
         missed = len(ratios - {row["nominal_alpha"] for row in members})
         below = {"below_optimum": is_below_optimum(whole[label], metric)}
-        contenders.append(
-            {"algorithm": label, **_contender(members, missed), **agreement(whole[label], metric), **below}
-        )
-    best, *others = sorted(contenders, key=_rank) or [{}]
+        found.append({"algorithm": label, **_contender(members, missed), **agreement(whole[label], metric), **below})
+    best, *others = sorted(found, key=_rank) or [{}]
     tied = []
     for one in others:
         if None not in (one["ratio_to_bayes"], best["ratio_to_bayes"]) and one["missing"] == best["missing"]:
-            found = _compared(logs, best["algorithm"], one["algorithm"])
-            tied += [one["algorithm"]] * (found is None or found["interval"][0] <= 1 <= found["interval"][1])
+            change = _compared(logs, best["algorithm"], one["algorithm"])
+            tied += [one["algorithm"]] * (change is None or change["interval"][0] <= 1 <= change["interval"][1])
     # What drew samples of its own saw other data, and more of it, than the others.
     alone = {name(row) for row in own if not _is_on_its_data(row)}
-    for one in contenders:
+    for one in found:
         other = against if against is not None and against in logs else best["algorithm"]
         one["compared"] = None if alone & {other, one["algorithm"]} else _compared(logs, other, one["algorithm"])
     return {"problem": problem, "metric": metric, "dimension": largest, "contenders": [best, *others] if best else [],
@@ -270,7 +275,7 @@ def on_their_data(rows: Sequence[JsonObject]) -> list[JsonObject]:
     """Rows of the error without algorithms that draw samples of their own, and stand at a sample ratio well above the one that
     was asked for: they saw other data, and more of it, than the instance has.
     """
-    return [row for row in rows if row["metric"] == "mse" and _is_on_its_data(row)]
+    return [row for row in contenders(rows) if row["metric"] == "mse" and _is_on_its_data(row)]
 
 
 def _is_on_its_data(row: JsonObject) -> bool:

@@ -253,7 +253,7 @@ class Suite:
                 replicate=replicate,
                 seed=self.seed,
                 backend=backend,
-                run=run,
+                run=run.model_copy(update={"start": table["start"]}) if table["start"] else run,
                 problem_label=plan.label,
                 algorithm_label=table["label"],
                 family=table["family"],

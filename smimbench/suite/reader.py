@@ -24,6 +24,7 @@ from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade, by_dimension, make_algorithm
 from smimbench.suite.overrides import Condition, check_condition, merged, override, read_condition, selects
 from smimbench.suite.schema import (
+    ORACLE,
     STARTS,
     AlgorithmTable,
     Axes,
@@ -355,6 +356,10 @@ class _Reader:
         found: list[JsonObject] = []
         for i, table in enumerate(tables):
             key, label, axes = f"algorithms[{i}]", table.label or table.name, self._axes(table)
+            if table.start:
+                label += ", from the teacher"
+                if table.tune:
+                    raise self.fail(f"{key}.tune", "must be left out with start = 'informed': no ranking has an oracle")
             built: list[tuple[Setting, JsonObject, JsonObject, Any]] = []
             for path, values in axes.items():
                 self._require_distinct(".".join((key, *path)), values)
@@ -377,7 +382,7 @@ class _Reader:
             if label in [other["entry"] for other in found]:
                 raise self.fail(f"{key}.label", f"{label!r} is used twice; give each a label of its own")
             plan = next(plan for plan in plans if entry.fits(plan.problem.model.name))
-            families = _families(label, built, plan)
+            families = [None] * len(built) if table.start else _families(label, built, plan)
             try:
                 with explained("algorithm"):
                     bare = {name: value for name, value in built[0][1].items() if name != "assumed"}
@@ -389,14 +394,17 @@ class _Reader:
                 for j, other in enumerate(found):
                     if own == other["label"]:
                         raise self.fail(f"{key}.label", f"{own!r} is used twice; give each a label of its own")
-                    if canonical_json([spec, tune]) == canonical_json([other["spec"], other["tune"]]):
+                    if canonical_json([spec, tune, table.start]) == canonical_json(
+                        [*map(other.get, ("spec", "tune", "start"))]
+                    ):
                         raise self.fail(key, f"is the same as algorithms[{j}], {other['label']!r}; remove one")
                 origin = "as published" if table.published else "default"
                 bare = {name: value for name, value in parameters.items() if name != "assumed"}
                 if not table.published and by_hand(entry.item, bare, plan):
                     origin = "by hand"
+                origin = ORACLE if table.start else origin
                 found.append({"label": own, "entry": label, "family": family, "spec": spec, "name": table.name,
-                              "parameters": parameters, "tune": tune, "origin": origin})  # fmt: skip
+                              "parameters": parameters, "tune": tune, "origin": origin, "start": table.start})  # fmt: skip
         return tuple(found)
 
     @staticmethod

@@ -21,6 +21,8 @@ from smimbench.problem.problem import DEFAULT_INPUTS
 
 T = TypeVar("T")
 STARTS = ("uninformed", "informed")
+ORACLE = "oracle"
+"""What tables say of the settings of an algorithm that begins near the teacher."""
 """Starts that the engine makes; every other one is the name of an algorithm."""
 
 
@@ -229,6 +231,9 @@ class AlgorithmTable(OpenTable):
     """Name in tables, different from all others; default: `name`."""
     published: str = ""
     """The publication that its settings are from; tables say `as published`."""
+    start: Literal["informed"] | None = None
+    """`informed`: it begins near the teacher, as no contender may, whatever `run.start` says. Tables add `from the teacher` to
+    its label and say `oracle` under `settings`; it is in no verdict, no ranking and on no board."""
     tune: TuneTable | None = None
     """What `smimbench tune` searches; see `[algorithms.tune]`."""
     assumed: dict[Literal["channel", "prior"], Item] | None = None

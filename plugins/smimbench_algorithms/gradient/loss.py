@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from smimbench.backend import namespace, sample_chunks
@@ -69,9 +70,32 @@ def loss_gradient(
         ``loss`` () or (students,), ``gradient`` shaped like the factor.
     """
     xp = namespace(factor)
+    channel = problem.channel if channel is None else channel
+
+    def through_channel(part: slice, z: Array, students: tuple[int, ...]) -> tuple[Array, Array]:
+        output = predict(channel, z)
+        output = xp.reshape(output, (*students, -1, *output.shape[1:]))
+        value, cotangent = loss_of(xp, loss, output, targets[part, ...])
+        return value, channel.vjp(z, xp.reshape(cotangent, (z.shape[0], *cotangent.shape[len(students) + 1 :])))
+
+    return latent_gradient(problem, inputs, factor, through_channel, signal)
+
+
+def latent_gradient(
+    problem: Problem,
+    inputs: Array,
+    factor: Array,
+    local: Callable[[slice, Array, tuple[int, ...]], tuple[Array, Array]],
+    signal: Array | None = None,
+) -> LossGradient:
+    """Sum of a function of the latents over all samples, and its gradient with respect to the factor.
+
+    ``local(part, z, students)`` gives the values (students, samples, ...) and their gradient, shaped like ``z``, of the samples
+    ``part``, whose latents stand in ``z`` (students times samples, P, C) student by student; for the rest see ``loss_gradient``.
+    """
+    xp = namespace(factor)
     model: Any = problem.model
     basis: Any = problem.prior.factor
-    channel = problem.channel if channel is None else channel
     dimension = inputs.shape[-1]
     signal = basis.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
@@ -89,12 +113,8 @@ def loss_gradient(
         x = inputs[part, ...]
         z, pull = (model.forward(x, signal), None) if scaled is None else model.forward_gram(x, scaled)
         # Channels need not know of students: their samples stand one behind the other.
-        flat = xp.reshape(z, (-1, *z.shape[-2:]))
-        output = predict(channel, flat)
-        output = xp.reshape(output, (*students, -1, *output.shape[1:]))
-        value, cotangent = loss_of(xp, loss, output, targets[part, ...])
-        cotangent = xp.reshape(cotangent, (-1, *cotangent.shape[lead + 1 :]))
-        g = xp.reshape(channel.vjp(flat, cotangent), z.shape)
+        value, slope = local(part, xp.reshape(z, (-1, *z.shape[-2:])), students)
+        g = xp.reshape(slope, z.shape)
         back = model.adjoint(x, g) if pull is None else pull(g)
         value = xp.sum(value, axis=tuple(range(lead, value.ndim)))
         total = value if total is None else total + value

@@ -188,7 +188,7 @@ class Bilinear(Prior):
     @property
     def factor(self) -> Factor:  # type: ignore[override]
         """Q above K, (..., 2 D, width), of ``S = Q K^T / sqrt(width D)`` for gradient methods; the width defaults to r."""
-        return Factor(self._draw_factor, _compose, _pullback, lambda factor: 1 / _halves(factor)[2])
+        return Factor(self._draw_factor, _compose, _pullback, lambda factor: 1 / _halves(factor)[2], gaussian=True)
 
     def _draw_factor(
         self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None

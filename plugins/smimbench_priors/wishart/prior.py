@@ -217,7 +217,7 @@ class Wishart(Prior):
     @property
     def factor(self) -> Factor:  # type: ignore[override]
         """Factor W of ``S = W W^T / sqrt(width D)`` for gradient methods; its width defaults to r."""
-        return Factor(self._draw_factor, _compose, _pullback, lambda factor: 1 / _length(factor))
+        return Factor(self._draw_factor, _compose, _pullback, lambda factor: 1 / _length(factor), gaussian=True)
 
     def _draw_factor(
         self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None

@@ -5,14 +5,15 @@ from typing import Any
 from smimbench_channels.sequence.perceptron import Probit, Sign
 
 from smimbench import hookimpl
+from smimbench_glm.periodic import Periodic
 from smimbench_glm.relu import Relu
 from smimbench_glm.votes import Committee, SignProduct
 
-__all__ = ["Committee", "Probit", "Relu", "Sign", "SignProduct"]
+__all__ = ["Committee", "Periodic", "Probit", "Relu", "Sign", "SignProduct"]
 
 
 @hookimpl
 def smimbench_register_channels(register: Any) -> None:
     """Called by smimbench when it looks for channels."""
-    for channel in (Relu, Committee, SignProduct):
+    for channel in (Relu, Committee, SignProduct, Periodic):
         register(channel)
