@@ -45,6 +45,7 @@ def commands() -> list[tuple[str, str]]:
     found = [("--help", "a"), ("list", "a"), ("doctor", "a")]
     quickstart = ("run quickstart", "run quickstart", "show quickstart", "report quickstart --output page.html")
     found += [(command, "quickstart") for command in quickstart]
+    found.append(("tune quickstart", "tuned"))
     found += [(f"run {suite} --dry-run", "a") for suite in suites()]
     found += [(f"theory {suite}", suite + " theory") for suite in suites()]
     found += [(f"check {name}", "a") for name in items()]
