@@ -9,6 +9,7 @@ from scipy.special import ndtr
 from smimbench_algorithms.gradient import online, online_fields
 from smimbench_algorithms.gradient.loss import fitting_loss
 from smimbench_algorithms.gradient.online import solve
+from smimbench_algorithms.gradient.online_theory import typical_starts
 from smimbench_algorithms.sgd import Sgd
 
 import smimbench
@@ -268,6 +269,34 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
                          [overlaps(1.0, 0.1, 0.9)], [0, 25])  # fmt: skip
     T, M, Q = (part[0, -1, 0, 0, 0] for part in (limit.truth, limit.cross, limit.own))
     assert abs(T - 2 * M + Q - mse.mean()) > 6 * mse.std() / np.sqrt(runs)
+
+
+def test_without_runs_linear_labels_start_from_the_mean_over_all_signals():
+    """Six dimensions: the error of 100,000 teachers and students."""
+    size, batch, rate, runs = 6, 4, 0.1, 100_000
+    point = Sgd(online=True, steps=8, batch=batch, learning_rate=rate).theory(LINE, 1.0, Conditions(dimension=size))
+    rng = np.random.default_rng(5)
+    teacher, student = rng.standard_normal((2, runs, size))
+    for _ in range(8):
+        x = rng.standard_normal((runs, batch * SITES, size)) / np.sqrt(size)
+        gap = np.einsum("rbd,rd->rb", x, student - teacher) - np.sqrt(NOISE) * rng.standard_normal(x.shape[:2])
+        student = student - rate * 2 * size / batch * np.einsum("rb,rbd->rd", gap, x)
+    mse = np.mean((student - teacher) ** 2, axis=1)
+    assert abs(point.mse - mse.mean()) < 4 * mse.std() / np.sqrt(runs)
+    assert point.mse_error == 0.0
+
+
+@pytest.mark.parametrize("batch", [20, 2000])
+def test_without_runs_the_spread_of_typical_starts_is_in_the_error(batch):
+    """By draws of small batches and by the equations of large ones, against 150 starts."""
+    D, problem = 60, sequence({"name": "probit", "noise": 0.5}, tokens=1)
+    algorithm = Sgd(online=True, steps=5, batch=batch, learning_rate=0.05)
+    point = algorithm.theory(problem, 1.0, Conditions(dimension=D))
+    many = tuple(typical_starts(problem, D, False, 150))
+    wanted = algorithm.theory(problem, 1.0, Conditions(dimension=D, starts=many))
+    spread = np.std([start.own - 2 * start.cross for start in many]) / 4
+    assert 0.3 * spread < point.mse_error < 3 * spread
+    assert abs(point.mse - wanted.mse) < 4 * np.hypot(point.mse_error, wanted.mse_error)
 
 
 @pytest.mark.slow

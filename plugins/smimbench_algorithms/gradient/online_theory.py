@@ -60,8 +60,10 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         spherical=algorithm.spherical,
         spread=1 / (batch * problem.model.sites) if closed else 0.0,
     )
-    starts = conditions.starts or typical_starts(problem, D, algorithm.spherical, online_fields.ACCURACY.starts)
     accuracy = online_fields.ACCURACY
+    starts = conditions.starts or typical_starts(problem, D, algorithm.spherical, accuracy.starts)
+    # Equations that are linear in the overlaps start from their mean.
+    begin = [mean_start(problem)] if closed and not conditions.starts else starts
     wanted = sorted({0, *np.unique(np.geomspace(1, steps, accuracy.moments).round().astype(int)).tolist()})
     draws = 0 if by_feature else affordable(problem, steps, batch, len(starts) * (8 if closed else 1), D)
     drawn = None
@@ -70,21 +72,24 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
             path = _by_feature(problem, rule, algorithm.moves, conditions.starts, wanted, D)
         else:
             drawn = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D) if draws else None
-            path = solve(problem, loss, rule, starts, wanted) if closed or drawn is None else drawn
+            path = solve(problem, loss, rule, begin, wanted) if closed or drawn is None else drawn
     except TooLong:
         return f"its {steps} steps take longer than a minute to solve; ask for fewer steps, or smaller batches"
     except Diverges:
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
     except Fluctuates as error:
         return f"few features or samples carry its steps, which are random at any dimension ({error})"
-    ends = _overlaps_at_end(path)
-    lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
+    averaged = path is drawn
     method = (
         _solved(problem, path, starts, D)
         if not by_feature
         else f"recursion feature by feature, {len(path.cross)} starts"
     )
-    if path is drawn:
+    if not (by_feature or conditions.starts):
+        path, drawn = by_start(path), drawn and by_start(drawn)
+    ends = _overlaps_at_end(path)
+    lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
+    if averaged:
         method = f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
         method += f"; {lost:.1%} of them diverge and are left out" if lost else ""
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
@@ -101,7 +106,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
             point.more[f"{name}_error"] = _error_of_ratio(name, point.more, ratios, number)
         found["overlap_error"] = _error_of_ratio("overlap", found, course, number)
     cheap = price(problem, loss, steps, len(starts)) < accuracy.limit_latents
-    if conditions.trajectory and path is drawn and cheap:
+    if conditions.trajectory and averaged and cheap:
         with suppress(Diverges, TooLong):  # the limit of large D is shown where it is known
             limit = trajectory_of(problem, solve(problem, loss, rule, starts, wanted), 1)
             found |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
@@ -136,8 +141,7 @@ def _by_feature(problem: Problem, rule: Rule, moves: str, given: Sequence[Overla
     if given:
         begin = gram_of(given, rule.momentum)[None]
     elif moves == "gradient" or len(values) == 1:
-        second = np.asarray(problem.prior.second_moment(P))
-        begin = np.repeat(gram_of([Overlaps(second, 0 * second, second)], rule.momentum)[None], len(values), axis=0)
+        begin = np.repeat(gram_of([mean_start(problem)], rule.momentum)[None], len(values), axis=0)
     elif count < 4 * P:
         raise TooLong(f"{wanted[-1]} steps")
     else:
@@ -149,7 +153,18 @@ def _by_feature(problem: Problem, rule: Rule, moves: str, given: Sequence[Overla
         begin = np.zeros((len(values), count, R, R))
         begin[..., : 2 * P, : 2 * P] = square / shares[:, None, None, None]
     path = solve_features(rule, moves, values, shares / D, float(noise.mean()), problem.model.sites, D, begin, wanted)
-    return path if given else Path(path.steps, *(np.swapaxes(part, 0, 2) for part in path[1:]))
+    return path if given else by_start(path)
+
+
+def by_start(path: Path) -> Path:
+    """The path with its random starts on the first axis: their spread is then the error, and evaluations are averaged."""
+    return Path(path.steps, *(np.swapaxes(part, 0, 2) for part in path[1:]))
+
+
+def mean_start(problem: Problem) -> Overlaps:
+    """Mean overlaps of a signal and an independent draw of its factor."""
+    second = np.asarray(problem.prior.second_moment(problem.components))
+    return Overlaps(second, 0 * second, second)
 
 
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
