@@ -21,9 +21,9 @@ from smimbench.problem.problem import DEFAULT_INPUTS
 
 T = TypeVar("T")
 STARTS = ("uninformed", "informed")
+"""Starts that the engine makes; every other one is the name of an algorithm."""
 ORACLE = "oracle"
 """What tables say of the settings of an algorithm that begins near the teacher."""
-"""Starts that the engine makes; every other one is the name of an algorithm."""
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def test_there_is_no_prediction_where_fixed_points_compete():
 @pytest.mark.parametrize("K", [1, 4])
 def test_means_of_samples_land_on_the_prediction(K):
     problem = sequence("probit", tokens=1, noise=0.5)
-    algorithm = Hmc(samples=K, steps=6000, leapfrog=5)
+    algorithm = Hmc(samples=K, steps=5000, leapfrog=5)
     expected = algorithm.theory(problem, 2.0, Conditions()).mse[0]
     sizes, means, errors = (30, 60, 120), [], []
     for D in sizes:

@@ -87,9 +87,8 @@ def _shipped() -> list[str]:
     from smimbench.suite.reader import shipped_suites
 
     # The keys of universality hold a digest of a text that differs between versions of Python; what the theory of
-    # wrong-assumptions must not change is in tests/algorithms/test_assumed.py, that of descent in test_mean_field.py, that of
-    # samplers in test_hmc.py.
-    return sorted(shipped_suites().keys() - {"universality", "wrong-assumptions", "descent", "samplers"})
+    # wrong-assumptions must not change is in tests/algorithms/test_assumed.py, that of descent in test_mean_field.py.
+    return sorted(shipped_suites().keys() - {"universality", "wrong-assumptions", "descent"})
 
 
 def cell_keys() -> dict[str, list[Any]]:
