@@ -143,7 +143,8 @@ def _document(file: str, text: str) -> JsonObject:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SuiteError(file, "", f"not valid TOML: {error}") from None
+        why = "results, which show, verify and compare read" if file.endswith(".json") else f"not valid TOML: {error}"
+        raise SuiteError(file, "", why) from None
 
 
 def _with_base(path: Path, document: JsonObject, seen: tuple[Path, ...] = ()) -> JsonObject:
