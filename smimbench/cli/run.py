@@ -190,9 +190,9 @@ def tune(
     if request.settings() is not None:
         raise click.UsageError(f"{request.name} holds results; tune the suite that they are of, by its name or file")
     suite = request.suite()
-    if wider := sorted({key for key, _ in suite.only} - {"problem", "algorithm"}):
+    for key in sorted({key for key, _ in suite.only} - {"problem", "algorithm"}):
         request.remark(
-            [f"a search is over all runs of a problem: --only {wider[0]} does not narrow it, --set grid does"]
+            [f"tune searches over all runs of a problem; --only {key} does not narrow this, --set grid.{key}=... does"]
         )
 
     def work(cells: list[Cell], store: Store) -> bool:

@@ -42,7 +42,7 @@ def obstacle(row: JsonObject, shared: JsonObject) -> str:
     if row["backend"] != "numpy":
         return f"{row['backend']} made it, not numpy"
     if row["settings"] == ORACLE:
-        return "it begins near the teacher, as no contender may"
+        return "it starts near the teacher, which contenders may not"
     if "best_of" in row["identity"]["algorithm"]:
         return "it was chosen among other rows"
     if set(row["status_counts"]) <= {"skipped"}:

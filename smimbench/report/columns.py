@@ -200,7 +200,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("settings", plain, "Where the parameters of the algorithm are from. tuned: chosen by `smimbench tune`, on seeds "
                "that no score uses. best of: on every seed, those that are best on all other seeds. as published: from the "
                "publication that the suite names. by hand: written in the suite. default: all others, and those that could be "
-               "tuned and were not. oracle: it begins near the teacher and is no contender. Steps and samples do not "
+               "tuned and were not. oracle: it starts near the teacher, so it is not ranked. Steps and samples do not "
                "count.", "settings", words=True),
         Column("alpha", "{:.4g}".format, "Sample ratio of the runs: n / D, or n / d^2 for a signal of extensive "
                "rank, where n is the number of samples. For an algorithm that draws fresh samples, n counts all that it drew.",

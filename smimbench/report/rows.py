@@ -237,7 +237,7 @@ def error_rows(
         elif point := bayes_point(cache, problem, ratio):
             own = NO_THEORY if "best_of" in cell.algorithm else own_point(cache, problem, cell, ratio, records)
             if not isinstance(own, str) and own.get("of_ok_runs") and any(r["status"] != Status.OK for r in records):
-                own = "its prediction is of runs that end ok, and not all did"
+                own = "its prediction holds only if every run ends ok, and not all did"
             near = _near(cache, problem, records, ratio, cell.dimension)
         place = _place(cell.place, cell.backend, ratio, cell.origin)
         theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)

@@ -62,7 +62,7 @@ def verdicts(rows: Sequence[JsonObject], against: str | None = None) -> list[Jso
 
 
 def contenders(rows: Sequence[JsonObject]) -> list[JsonObject]:
-    """Rows of algorithms that did not begin near the teacher."""
+    """Rows of algorithms that did not start near the teacher."""
     return [row for row in rows if row.get("settings") != ORACLE]
 
 

@@ -33,7 +33,7 @@ Ratio = float | tuple[float, ...] | None
 
 THEORY_VERSION = 22
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
-OWN_VERSION = 5
+OWN_VERSION = 6
 """Raised when what theory says of shipped algorithms themselves changes, and their estimates do not: only these answers are then
 computed again."""
 SLOW = 0.02

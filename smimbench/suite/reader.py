@@ -143,7 +143,11 @@ def _document(file: str, text: str) -> JsonObject:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        why = "results, which show, verify and compare read" if file.endswith(".json") else f"not valid TOML: {error}"
+        why = (
+            "a file of results, not a suite; smimbench show, verify and compare read it"
+            if file.endswith(".json")
+            else f"not valid TOML: {error}"
+        )
         raise SuiteError(file, "", why) from None
 
 
@@ -360,7 +364,7 @@ class _Reader:
             if table.start:
                 label += ", from the teacher"
                 if table.tune:
-                    raise self.fail(f"{key}.tune", "must be left out with start = 'informed': no ranking has an oracle")
+                    raise self.fail(f"{key}.tune", "cannot be used with start = 'informed': an oracle is not ranked")
             built: list[tuple[Setting, JsonObject, JsonObject, Any]] = []
             for path, values in axes.items():
                 self._require_distinct(".".join((key, *path)), values)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 STARTS = ("uninformed", "informed")
 """Starts that the engine makes; every other one is the name of an algorithm."""
 ORACLE = "oracle"
-"""What tables say of the settings of an algorithm that begins near the teacher."""
+"""The value of `settings` in tables for an algorithm that starts near the teacher."""
 
 
 @dataclass(frozen=True)
@@ -232,8 +232,8 @@ class AlgorithmTable(OpenTable):
     published: str = ""
     """The publication that its settings are from; tables say `as published`."""
     start: Literal["informed"] | None = None
-    """`informed`: it begins near the teacher, as no contender may, whatever `run.start` says. Tables add `from the teacher` to
-    its label and say `oracle` under `settings`; it is in no verdict, no ranking and on no board."""
+    """`informed`: it starts near the teacher, which contenders may not, whatever `run.start` says. Tables add `from the teacher`
+    to its label and say `oracle` under `settings`; it is in no verdict, no ranking and on no board."""
     tune: TuneTable | None = None
     """What `smimbench tune` searches; see `[algorithms.tune]`."""
     assumed: dict[Literal["channel", "prior"], Item] | None = None

@@ -98,12 +98,14 @@ def settings(context: CheckContext) -> tuple[tuple[Setting], ...]:
     found, reasons = [], []
     for problem in context.problems():
         if reason := context.item.refuses(problem):
-            reasons.append(f"{problem.label}: {reason}")
+            reasons.append(reason)
         else:
             instance = problem.instance(*_size(problem.model), seed=context.seed)
             found.append((Setting(context, problem, instance),))
     if not found:
-        raise CheckSkipped(f"the algorithm refuses all shipped problems: {'; '.join(reasons) or 'there are none'}")
+        raise CheckSkipped(
+            f"the algorithm refuses all shipped problems: {'; '.join(dict.fromkeys(reasons)) or 'there are none'}"
+        )
     return tuple(found)
 
 

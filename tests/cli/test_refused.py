@@ -90,7 +90,7 @@ REFUSED = [
     ("theory {suite} --set grid.alpha=" + "[" * 1000 + "]" * 1000, ""),
     ("theory {suite} --set grid.alpha=[1" + "0" * 400 + "]", ""),
     *((f"{verb} {{tmp}}/{name}.toml", "") for verb in ("theory", "show") for name in ("digits", "brackets")),
-    ("theory {results}/run.json", "run.json: results, which show, verify and compare read"),
+    ("theory {results}/run.json", "run.json: a file of results, not a suite; smimbench show"),
     # names that lead elsewhere
     *((f"run '{{tmp}}/{name}'", "must not start with a dot") for name in ("...toml", ".toml", "theory.toml", "a\x1bb.toml")),
 ]  # fmt: skip

@@ -321,7 +321,7 @@ def test_only_picks_what_is_tuned(tmp_path, capsys):
     _, _, err = call(
         capsys, "tune", path, "--results", tmp_path / "results", "--only", "algorithm=adam", "--only", "alpha=0.5"
     )
-    assert "a search is over all runs of a problem: --only alpha does not narrow it" in err
+    assert "tune searches over all runs of a problem; --only alpha does not narrow this" in err
     code, _, err = call(capsys, "tune", path, "--results", tmp_path / "results", "--only", "algorithm=ridge")
     assert code == 2
     assert "algorithms: none of them says what to tune; add a table [algorithms.tune]" in err

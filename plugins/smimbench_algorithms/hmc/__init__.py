@@ -51,9 +51,9 @@ class HmcState(NamedTuple):
     density: Array  # its log-likelihood, one number per chain
     gradient: Array
     energy: Array  # at the start of the trajectory
-    place: Array  # on the trajectory
-    speed: Array
-    slope: Array  # gradient at that place
+    position: Array  # on the trajectory
+    momentum: Array
+    slope: Array  # gradient at that position
     stepping: float | Array  # step of this trajectory
     log_step: Array  # of the warm-up's last trajectory
     settled: Array  # average of the logarithms over the second half of the warm-up
@@ -155,41 +155,43 @@ class Hmc(Algorithm):
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> HmcState:
         """Chains at draws of the prior, and as many at a start that is given."""
-        xp, place = namespace(data.inputs), matching(data.inputs)
+        xp, kind = namespace(data.inputs), matching(data.inputs)
         target = LogPosterior(problem, data)
         shape = problem.components, data.dimension
-        factor = xp.asarray(np.stack([target.factor.draw(rng, *shape) for _ in range(self._chains)]), **place)
+        factor = xp.asarray(np.stack([target.factor.draw(rng, *shape) for _ in range(self._chains)]), **kind)
         if data.start is not None:
             given = target.factor_of(data.start.estimate, factor[0, ...])
             factor = xp.concat([xp.stack([given] * self._chains), factor])
         signal = target.factor.compose(factor)
         shape = PROJECTIONS, math.prod(signal.shape[1:])
-        directions = xp.asarray(rng.standard_normal(shape) / math.sqrt(shape[1]), **place)
+        directions = xp.asarray(rng.standard_normal(shape) / math.sqrt(shape[1]), **kind)
         density, gradient = target(factor)
-        log_step = xp.asarray(math.log(FIRST_STEP), **place)
+        log_step = xp.asarray(math.log(FIRST_STEP), **kind)
         on_the_way = density, factor, factor, gradient, 0.0
         return self._launched(
             HmcState(target, directions, factor, density, gradient, *on_the_way, log_step, 0 * log_step, rng)
         )
 
     def _launched(self, state: HmcState) -> HmcState:
-        """The beginning of a trajectory: a new speed, and a step that varies so that no orbit closes."""
+        """The beginning of a trajectory: new momenta, and a step size that varies so that no orbit closes."""
         xp = namespace(state.factor)
-        speed = xp.asarray(state.rng.standard_normal(state.factor.shape), **matching(state.factor))
+        momentum = xp.asarray(state.rng.standard_normal(state.factor.shape), **matching(state.factor))
         step = xp.exp(state.log_step) * state.rng.uniform(0.8, 1.2)
-        energy = state.density - _half_square(state.factor) - _half_square(speed)
-        return state._replace(place=state.factor, speed=speed, slope=state.gradient, stepping=step, energy=energy)
+        energy = state.density - _half_square(state.factor) - _half_square(momentum)
+        return state._replace(
+            position=state.factor, momentum=momentum, slope=state.gradient, stepping=step, energy=energy
+        )
 
     def step(self, problem: Problem, data: Data, state: HmcState) -> tuple[HmcState, Info]:
         """One leapfrog step of every chain; at the end of a trajectory they accept it or not. The residual is R-hat - 1."""
         xp = namespace(state.factor)
         step: Any = state.stepping
-        speed = state.speed + step / 2 * state.slope
-        place = xp.cos(step) * state.place + xp.sin(step) * speed
-        speed = xp.cos(step) * speed - xp.sin(step) * state.place
-        density, slope = state.target(place)
-        speed = speed + step / 2 * slope
-        state = state._replace(place=place, speed=speed, slope=slope, done=state.done + 1)
+        momentum = state.momentum + step / 2 * state.slope
+        position = xp.cos(step) * state.position + xp.sin(step) * momentum
+        momentum = xp.cos(step) * momentum - xp.sin(step) * state.position
+        density, slope = state.target(position)
+        momentum = momentum + step / 2 * slope
+        state = state._replace(position=position, momentum=momentum, slope=slope, done=state.done + 1)
         if state.done % self.leapfrog == 0:
             with np.errstate(all="ignore"):  # a trajectory that left all bounds is not accepted
                 state = self._launched(self._ended(problem, state, density))
@@ -199,14 +201,14 @@ class Hmc(Algorithm):
     def _ended(self, problem: Problem, state: HmcState, density: Array) -> HmcState:
         """The end of a trajectory: accepted or not, and the step tuned or the draw kept."""
         xp = namespace(state.factor)
-        gain = density - _half_square(state.place) - _half_square(state.speed) - state.energy
+        gain = density - _half_square(state.position) - _half_square(state.momentum) - state.energy
         gain = xp.where(xp.isfinite(gain), gain, xp.full_like(gain, -math.inf))
         chance = xp.exp(xp.minimum(gain, xp.zeros_like(gain)))
         drawn = xp.asarray(state.rng.random(gain.shape[0]), **matching(gain))
         taken = drawn < chance
         wide = xp.reshape(taken, (-1, *[1] * (state.factor.ndim - 1)))
         state = state._replace(
-            factor=xp.where(wide, state.place, state.factor),
+            factor=xp.where(wide, state.position, state.factor),
             gradient=xp.where(wide, state.slope, state.gradient),
             density=xp.where(taken, density, state.density),
         )
