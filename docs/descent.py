@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from smimbench_algorithms.gradient import mean_field
-from smimbench_algorithms.sgd import Sgd
+from smimbench_attention.algorithms.gradient import mean_field
+from smimbench_attention.algorithms.sgd import Sgd
 
 import smimbench
 from smimbench.backend import get_backend, namespace

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.special import log_softmax, softmax
-from smimbench_inputs.text import QUESTION, WORD
+from smimbench_attention.inputs.text import QUESTION, WORD
 
 MASKS = ("none", "padding", "causal")
 LONGEST = 32  # words of a question; later ones are left out

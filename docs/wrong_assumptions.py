@@ -26,7 +26,7 @@ TICKS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 def curve(suite: Suite, label: str, kind: str, name: str, values: np.ndarray) -> np.ndarray:
     """Predicted error over the Bayes-optimal one; NaN where runs are predicted not to converge."""
-    from smimbench_algorithms.gamp import Gamp, assumed
+    from smimbench_attention.algorithms.gamp import Gamp, assumed
 
     plan = next(plan for plan in suite.plans if plan.label == label)
     best = float(competing(plan.problem, plan.alphas)[0][0].V[0, 0])

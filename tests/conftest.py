@@ -111,7 +111,7 @@ KERNELS = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_once() -> None:
-    channels = Path(__file__).parent.parent / "plugins" / "smimbench_channels"
+    channels = Path(__file__).parent.parent / "plugins" / "smimbench_attention" / "channels"
     for folder, model, layers in KERNELS.get(os.environ.get("PYTEST_XDIST_WORKER", ""), ()):
         if not any((channels / folder).rglob("*.nbi")):
             channel = get_registry().get("channel", "softmax", model).item(2, layers=layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from smimbench_algorithms.gamp import Gamp
+from smimbench_attention.algorithms.gamp import Gamp
 
 from smimbench import Capabilities, hookimpl
 from smimbench.problem.problem import seed_sequence

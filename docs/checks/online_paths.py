@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from smimbench_algorithms.gradient import online_fields
-from smimbench_algorithms.sgd import Sgd
+from smimbench_attention.algorithms.gradient import online_fields
+from smimbench_attention.algorithms.sgd import Sgd
 
 import smimbench
 from smimbench.backend import get_backend

@@ -10,13 +10,13 @@ import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
-from smimbench_algorithms.adam import Adam
-from smimbench_algorithms.erm import Erm
-from smimbench_algorithms.gamp import Gamp
-from smimbench_algorithms.nuclear import Nuclear
-from smimbench_algorithms.ridge import Ridge
-from smimbench_algorithms.sgd import Sgd
-from smimbench_algorithms.spectral import Spectral
+from smimbench_attention.algorithms.adam import Adam
+from smimbench_attention.algorithms.erm import Erm
+from smimbench_attention.algorithms.gamp import Gamp
+from smimbench_attention.algorithms.nuclear import Nuclear
+from smimbench_attention.algorithms.ridge import Ridge
+from smimbench_attention.algorithms.sgd import Sgd
+from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench import Problem, hookimpl
 

@@ -193,7 +193,7 @@ class Registry:
             if isinstance(error, KeyboardInterrupt):
                 raise
             plugin.failed = True
-            plugin.problems.append(error_line(error).removeprefix("RegistryError: "))
+            plugin.problems.append(_moved_module(error) or error_line(error).removeprefix("RegistryError: "))
             self._entries = [entry for entry in self._entries if entry not in plugin.entries]
             plugin.entries.clear()
         finally:
@@ -347,6 +347,16 @@ def _no_exit() -> Iterator[None]:
         yield
     finally:
         os._exit, loading = leave, False
+
+
+def _moved_module(error: BaseException) -> str | None:
+    """What to do about an import that was right before smimbench 0.2; None for any other error."""
+    module = error.name if isinstance(error, ModuleNotFoundError) else None
+    for plural in PLURALS.values():
+        if module == f"{GROUP}_{plural}":
+            moved = f"smimbench_attention.{plural}"
+            return f"it was written for smimbench 0.1: {module} is {moved} now; install a newer version, or change its imports"
+    return None
 
 
 def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:

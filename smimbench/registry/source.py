@@ -14,10 +14,9 @@ from typing import Any
 
 LENGTH = 12
 """Digits of the hash."""
-KINDS = ("models", "inputs", "channels", "priors", "metrics", "algorithms")
 SHARED = ("site-packages", "dist-packages")
 """Folders of unrelated packages."""
-OWN = ("smimbench", *(f"smimbench_{kind}" for kind in KINDS))
+OWN = ("smimbench", "smimbench_attention")
 """Packages of smimbench itself, whose version stands for their code."""
 
 

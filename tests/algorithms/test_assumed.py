@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from smimbench_algorithms.erm import Erm
-from smimbench_algorithms.gamp import Gamp, assumed
-from smimbench_algorithms.ridge import Ridge
+from smimbench_attention.algorithms.erm import Erm
+from smimbench_attention.algorithms.gamp import Gamp, assumed
+from smimbench_attention.algorithms.ridge import Ridge
 
 from smimbench.interfaces import Conditions
 from smimbench.problem import Problem, ProblemError

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from smimbench_algorithms.adam import Adam
-from smimbench_algorithms.averaged import Averaged, mean_signal
-from smimbench_algorithms.sgd import Sgd
-from smimbench_algorithms.spectral import Spectral
+from smimbench_attention.algorithms.adam import Adam
+from smimbench_attention.algorithms.averaged import Averaged, mean_signal
+from smimbench_attention.algorithms.sgd import Sgd
+from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend

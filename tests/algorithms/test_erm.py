@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
-from smimbench_algorithms.averaged import Averaged
-from smimbench_algorithms.erm import Erm
-from smimbench_algorithms.erm.fixed_point import ACCURACY, PENALTIES, best_penalty, minima
-from smimbench_algorithms.erm.integrals import LOSSES, proximal
-from smimbench_algorithms.least_squares import ridge_overlaps
-from smimbench_algorithms.ridge import Ridge
+from smimbench_attention.algorithms.averaged import Averaged
+from smimbench_attention.algorithms.erm import Erm
+from smimbench_attention.algorithms.erm.fixed_point import ACCURACY, PENALTIES, best_penalty, minima
+from smimbench_attention.algorithms.erm.integrals import LOSSES, proximal
+from smimbench_attention.algorithms.least_squares import ridge_overlaps
+from smimbench_attention.algorithms.ridge import Ridge
 
 import smimbench
 from smimbench.backend import get_backend
@@ -119,14 +119,14 @@ def test_noiseless_signs_by_the_thousand(loss, alpha, scaled, rate):
 
 def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
     few = ACCURACY._replace(attempts=1, iterations=1)
-    monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.ACCURACY", few)
+    monkeypatch.setattr("smimbench_attention.algorithms.erm.fixed_point.ACCURACY", few)
     with pytest.raises(ValueError, match=r"theory did not find the best penalty at alpha = 7 .*give it as a number"):
         best_penalty(SIGN, 7.0, "logistic", "posterior")
 
 
 def test_sampled_integrals_agree_with_quadrature(monkeypatch):
     """The same labels without what makes quadrature possible."""
-    from smimbench_algorithms.erm import integrals
+    from smimbench_attention.algorithms.erm import integrals
 
     exact = minima(PROBIT, 1.0, "logistic", 0.2)[0]
     monkeypatch.setattr(integrals, "_sites_apart", lambda problem: False)
@@ -241,7 +241,7 @@ def test_what_an_iteration_leaves_is_stated(monkeypatch):
     """A fixed point that is let go early says how far it is from the end."""
     exact = minima(PROBIT, 1.3, "logistic", 0.0123)[0].overlaps
     early = ACCURACY._replace(close=1e-3, stalled=1e-3)
-    monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.ACCURACY", early)
+    monkeypatch.setattr("smimbench_attention.algorithms.erm.fixed_point.ACCURACY", early)
     rough = minima(PROBIT, 1.3, "logistic", 0.01230001)[0]
     for one, other, error in zip(rough.overlaps[1:], exact[1:], rough.uncertain[1:]):
         assert abs(one - other).item() > 1e-9

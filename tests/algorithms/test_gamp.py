@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp import CONTROLS, LARGEST_EXCESS, Gamp, StepState, next_step, reversal_overlaps
+from smimbench_attention.algorithms.gamp import CONTROLS, LARGEST_EXCESS, Gamp, StepState, next_step, reversal_overlaps
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.instance import Instance
@@ -339,7 +339,7 @@ def test_many_tokens_in_few_dimensions_are_recovered(channel, tokens, alpha, dim
 def test_a_step_per_sample_comes_to_rest_sooner_at_the_same_error(problem, alpha, dimension, monkeypatch):
     """Against one weight for all samples that is small enough for the strongest."""
     after = run(problem, alpha, dimension, 0)
-    monkeypatch.setattr("smimbench_algorithms.gamp.sample_strength", lambda *_: None)
+    monkeypatch.setattr("smimbench_attention.algorithms.gamp.sample_strength", lambda *_: None)
     monkeypatch.setitem(CONTROLS, "extensive", CONTROLS["extensive"]._replace(largest=0.7))
     before = run(problem, alpha, dimension, 0)
     assert (after.status, before.status) == (Status.OK, Status.OK)

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp import Gamp
-from smimbench_algorithms.gamp import theory as gamp_theory
-from smimbench_algorithms.gamp.mismatched import ACCURACY, OrderParameters, sampled_step
-from smimbench_algorithms.gamp.theory import first_correction
+from smimbench_attention.algorithms.gamp import Gamp
+from smimbench_attention.algorithms.gamp import theory as gamp_theory
+from smimbench_attention.algorithms.gamp.mismatched import ACCURACY, OrderParameters, sampled_step
+from smimbench_attention.algorithms.gamp.theory import first_correction
 
 import smimbench
 from smimbench.backend import get_backend

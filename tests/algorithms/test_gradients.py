@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_algorithms.adam import Adam, AdamW
-from smimbench_algorithms.gradient.loss import loss_gradient, surrogate
-from smimbench_algorithms.sgd import Sgd
+from smimbench_attention.algorithms.adam import Adam, AdamW
+from smimbench_attention.algorithms.gradient.loss import loss_gradient, surrogate
+from smimbench_attention.algorithms.sgd import Sgd
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
@@ -280,7 +280,7 @@ def test_narrow_factors_take_a_shorter_way_to_the_same_gradient(students, tokens
         monkeypatch.setattr(model, name, lambda *a, plain=plain, name=name: calls.append(name) or plain(*a))
     found = []
     for narrow in (0.75, 0.0):
-        monkeypatch.setattr("smimbench_algorithms.gradient.loss.NARROW", narrow)
+        monkeypatch.setattr("smimbench_attention.algorithms.gradient.loss.NARROW", narrow)
         calls.clear()
         found.append(loss_gradient(problem, data.inputs, targets_of(problem, data), factor))
         assert set(calls) == {"forward_gram" if narrow else "forward"}

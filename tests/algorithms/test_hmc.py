@@ -19,8 +19,8 @@ from smimbench.theory.predictions import solve
 from tests.helpers import LINE, attention, run_once, sequence, suite_text, write_suite
 
 pytest.importorskip("arviz_stats", reason="needs the extra samplers")
-from smimbench_algorithms.hmc import Hmc
-from smimbench_algorithms.hmc.posterior import LogPosterior
+from smimbench_attention.algorithms.hmc import Hmc
+from smimbench_attention.algorithms.hmc.posterior import LogPosterior
 
 
 def untied():

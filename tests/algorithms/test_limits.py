@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from smimbench_algorithms.erm import Erm
-from smimbench_algorithms.gamp import Gamp
-from smimbench_algorithms.ridge import Ridge
-from smimbench_algorithms.spectral import Spectral
+from smimbench_attention.algorithms.erm import Erm
+from smimbench_attention.algorithms.gamp import Gamp
+from smimbench_attention.algorithms.ridge import Ridge
+from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.interfaces import Conditions
 from smimbench.theory.limit import own_theory

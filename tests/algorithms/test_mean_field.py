@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from smimbench_algorithms.adam import Adam
-from smimbench_algorithms.gradient import mean_field
-from smimbench_algorithms.gradient.online import Rule, TooLong
-from smimbench_algorithms.sgd import Muon, Sgd, SignSgd
+from smimbench_attention.algorithms.adam import Adam
+from smimbench_attention.algorithms.gradient import mean_field
+from smimbench_attention.algorithms.gradient.online import Rule, TooLong
+from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
 
 import smimbench
 from smimbench.backend import get_backend

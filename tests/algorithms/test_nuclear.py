@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 from scipy.optimize import brentq
-from smimbench_algorithms.adam import Adam
-from smimbench_algorithms.least_squares import LeastSquares, seen_by_labels
-from smimbench_algorithms.nuclear import Nuclear
-from smimbench_algorithms.nuclear.limit import (
+from smimbench_attention.algorithms.adam import Adam
+from smimbench_attention.algorithms.least_squares import LeastSquares, seen_by_labels
+from smimbench_attention.algorithms.nuclear import Nuclear
+from smimbench_attention.algorithms.nuclear.limit import (
     Observations,
     best_penalty,
     fixed_point,
@@ -22,9 +22,9 @@ from smimbench_algorithms.nuclear.limit import (
     shrunk_spectrum,
     vanishing_penalty,
 )
-from smimbench_algorithms.ridge import Ridge
-from smimbench_algorithms.sgd import Sgd
-from smimbench_priors.wishart import Wishart
+from smimbench_attention.algorithms.ridge import Ridge
+from smimbench_attention.algorithms.sgd import Sgd
+from smimbench_attention.priors.wishart import Wishart
 
 from smimbench.backend.device import get_backend
 from smimbench.derive.spectrum_prior import SpectrumPrior

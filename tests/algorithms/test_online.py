@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import ndtr
-from smimbench_algorithms.gradient import online, online_fields
-from smimbench_algorithms.gradient.loss import fitting_loss
-from smimbench_algorithms.gradient.online import solve
-from smimbench_algorithms.gradient.online_theory import typical_starts
-from smimbench_algorithms.sgd import Sgd
+from smimbench_attention.algorithms.gradient import online, online_fields
+from smimbench_attention.algorithms.gradient.loss import fitting_loss
+from smimbench_attention.algorithms.gradient.online import solve
+from smimbench_attention.algorithms.gradient.online_theory import typical_starts
+from smimbench_attention.algorithms.sgd import Sgd
 
 import smimbench
 from smimbench.backend import get_backend

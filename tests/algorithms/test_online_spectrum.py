@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from smimbench_algorithms.gradient.online import Rule
-from smimbench_algorithms.gradient.online_spectrum import Fluctuates, _mean_sign, solve_features
-from smimbench_algorithms.sgd import Muon, Sgd, SignSgd
+from smimbench_attention.algorithms.gradient.online import Rule
+from smimbench_attention.algorithms.gradient.online_spectrum import Fluctuates, _mean_sign, solve_features
+from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import Conditions, Overlaps

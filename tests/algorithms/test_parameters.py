@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from smimbench_algorithms.adam import Adam, AdamW
-from smimbench_algorithms.averaged import Averaged
-from smimbench_algorithms.erm import Erm
-from smimbench_algorithms.gamp import Gamp
-from smimbench_algorithms.nuclear import Nuclear
-from smimbench_algorithms.ridge import Ridge
-from smimbench_algorithms.sgd import Sgd
-from smimbench_algorithms.spectral import Spectral
+from smimbench_attention.algorithms.adam import Adam, AdamW
+from smimbench_attention.algorithms.averaged import Averaged
+from smimbench_attention.algorithms.erm import Erm
+from smimbench_attention.algorithms.gamp import Gamp
+from smimbench_attention.algorithms.nuclear import Nuclear
+from smimbench_attention.algorithms.ridge import Ridge
+from smimbench_attention.algorithms.sgd import Sgd
+from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.interfaces import Channel, Conditions, ParameterError
 from smimbench.registry.adapters import sizes

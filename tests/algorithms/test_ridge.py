@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from smimbench_algorithms.least_squares import seen_by_labels
-from smimbench_algorithms.ridge import Ridge
+from smimbench_attention.algorithms.least_squares import seen_by_labels
+from smimbench_attention.algorithms.ridge import Ridge
 
 from smimbench.backend import get_backend
 from smimbench.backend.arrays import to_host

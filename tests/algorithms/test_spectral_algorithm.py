@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp import Gamp
-from smimbench_algorithms.spectral import Spectral
+from smimbench_attention.algorithms.gamp import Gamp
+from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem

@@ -6,10 +6,10 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import k0, k1
 from scipy.stats import chi2
-from smimbench_algorithms.spectral import Spectral, first_order, first_order_theory
-from smimbench_algorithms.spectral import limit as spectral
-from smimbench_algorithms.spectral.eigenvectors import RIGHTMOST, spectral_estimate
-from smimbench_algorithms.spectral.limit import direction_mode, joint_mode, spectral_theory
+from smimbench_attention.algorithms.spectral import Spectral, first_order, first_order_theory
+from smimbench_attention.algorithms.spectral import limit as spectral
+from smimbench_attention.algorithms.spectral.eigenvectors import RIGHTMOST, spectral_estimate
+from smimbench_attention.algorithms.spectral.limit import direction_mode, joint_mode, spectral_theory
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.derive import complete_channel
@@ -400,7 +400,7 @@ def test_correlated_components_of_any_length_land_on_theory(kind):
 
 
 def test_a_mean_is_refused():
-    from smimbench_algorithms.spectral import Spectral
+    from smimbench_attention.algorithms.spectral import Spectral
 
     from tests.stretched import stretched
 

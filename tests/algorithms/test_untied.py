@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.optimize import brentq, minimize_scalar
-from smimbench_algorithms.adam import Adam
-from smimbench_algorithms.gamp import Gamp
-from smimbench_algorithms.nuclear import Nuclear
-from smimbench_algorithms.nuclear.limit import perfect_recovery
-from smimbench_algorithms.spectral import Spectral
-from smimbench_priors.bilinear import Bilinear, mmse
+from smimbench_attention.algorithms.adam import Adam
+from smimbench_attention.algorithms.gamp import Gamp
+from smimbench_attention.algorithms.nuclear import Nuclear
+from smimbench_attention.algorithms.nuclear.limit import perfect_recovery
+from smimbench_attention.algorithms.spectral import Spectral
+from smimbench_attention.priors.bilinear import Bilinear, mmse
 
 from smimbench.interfaces import Conditions
 from smimbench.problem import Problem, ProblemError

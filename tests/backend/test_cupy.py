@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from scipy import stats
-from smimbench_channels.sequence.softmax import two_layers
-from smimbench_models import sequence_mixed
+from smimbench_attention.channels.sequence.softmax import two_layers
+from smimbench_attention.models import sequence_mixed
 
 from smimbench.backend import memory
 from smimbench.backend.arrays import to_host

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import two_layers
-from smimbench_channels.sequence.softmax.network import output
-from smimbench_channels.sequence.softmax.two_layers.kernel import host_sums
+from smimbench_attention.channels.sequence.softmax import two_layers
+from smimbench_attention.channels.sequence.softmax.network import output
+from smimbench_attention.channels.sequence.softmax.two_layers.kernel import host_sums
 
 from smimbench.backend.arrays import read_together, send, to_host
 from smimbench.backend.device import get_backend

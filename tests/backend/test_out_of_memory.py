@@ -34,7 +34,7 @@ def device(monkeypatch):
     monkeypatch.setattr(runner, "get_backend", lambda *args, **kwargs: found)
     monkeypatch.setattr(memory, "free_memory", lambda like: 1 << 40)
     monkeypatch.setattr(memory, "LARGEST_CHUNK", 1 << 18)
-    from smimbench_models.sequence_multi_index import SequenceMultiIndex
+    from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
 
     forward = SequenceMultiIndex.forward
     lengths = []

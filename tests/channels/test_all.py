@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_channels.attention.hardmax import AttentionHardmax
-from smimbench_channels.attention.linear import AttentionLinear
-from smimbench_channels.attention.softmax import AttentionSoftmax
-from smimbench_channels.sequence.hardmax import SequenceHardmax
-from smimbench_channels.sequence.linear import SequenceLinear
-from smimbench_channels.sequence.perceptron import Probit, Sign
-from smimbench_channels.sequence.softmax import SequenceSoftmax
+from smimbench_attention.channels.attention.hardmax import AttentionHardmax
+from smimbench_attention.channels.attention.linear import AttentionLinear
+from smimbench_attention.channels.attention.softmax import AttentionSoftmax
+from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
+from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.sequence.perceptron import Probit, Sign
+from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError

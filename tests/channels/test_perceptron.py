@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
-from smimbench_channels.sequence.perceptron import Probit, Sign
+from smimbench_attention.channels.sequence.perceptron import Probit, Sign
 
 import smimbench
 from smimbench.theory.predictions import solve, thresholds

@@ -495,8 +495,8 @@ def test_a_problem_that_cannot_be_made_says_so_and_the_others_stay(tmp_path, cap
 PRIOR = """
 from dataclasses import dataclass
 from smimbench import hookimpl
-from smimbench_algorithms.adam import Adam
-from smimbench_priors.gaussian import Gaussian
+from smimbench_attention.algorithms.adam import Adam
+from smimbench_attention.priors.gaussian import Gaussian
 
 
 @dataclass(frozen=True)

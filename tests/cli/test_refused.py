@@ -43,7 +43,7 @@ REFUSED = [
     ("run {tmp}/theory_only.toml", "algorithms: is empty"),
     # packages that cannot be written
     ("new channel softmax", "channel 'softmax' exists in package 'smimbench' already"),
-    ("new algorithm channels", "a Python package smimbench_channels is installed already"),
+    ("new algorithm attention", "a Python package smimbench_attention is installed already"),
     ("new prior 'My Own'", "'my-own' would do"),
     ("new prior 2fast", "must be lower-case letters"),
     ("new prior ../up", "cannot be a name"),

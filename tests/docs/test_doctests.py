@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = (
-    "smimbench", "smimbench_models", "smimbench_inputs", "smimbench_channels", "smimbench_priors", "smimbench_metrics",
-    "smimbench_algorithms",
+    "smimbench", "smimbench_attention",
 )  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from unittest import mock
 
 import cupy as cp
 import numpy as np
-from smimbench_models import attention_indexed as extensive
-from smimbench_models import sequence_mixed
-from smimbench_priors.wishart import eigenvalue_map
+from smimbench_attention.models import attention_indexed as extensive
+from smimbench_attention.models import sequence_mixed
+from smimbench_attention.priors.wishart import eigenvalue_map
 
 from smimbench.backend import chunk_bytes, get_backend, memory
 from smimbench.problem.problem import Problem

@@ -248,7 +248,7 @@ def test_generalization_errors_of_linear_labels_against_draws(rng):
 def test_message_passing_lands_on_theory(model, channel, alpha, D):
     problem = problem_of(model, channel, {"decay": 0.7})
     (point,) = solve(problem, [alpha])
-    from smimbench_algorithms.gamp import Gamp
+    from smimbench_attention.algorithms.gamp import Gamp
 
     errors = [run_once(problem, problem.instance(alpha, D, k), Gamp()).metrics["mse"][0] for k in range(5)]
     # d is small, and close to perfect recovery one run in a few stops early
@@ -257,7 +257,7 @@ def test_message_passing_lands_on_theory(model, channel, alpha, D):
 
 def test_gradients_do_not_know_of_whitening(rng):
     """The loss and its gradient with respect to the signal are those of the correlated tokens."""
-    from smimbench_algorithms.gradient.loss import loss_gradient
+    from smimbench_attention.algorithms.gradient.loss import loss_gradient
 
     problem = problem_of(SEQUENCE, "softmax", {"covariance": THREE})
     instance = problem.instance(1.0, 10)
@@ -278,7 +278,7 @@ def test_gradients_do_not_know_of_whitening(rng):
 @pytest.mark.parametrize("law", COVARIANCES)
 def test_ridge_is_optimal_for_a_gaussian_signal_and_predicts_it(law):
     """Of correlated tokens the combinations that are observed have unlike noise."""
-    from smimbench_algorithms.ridge import Ridge
+    from smimbench_attention.algorithms.ridge import Ridge
 
     problem = problem_of(SEQUENCE, {"name": "linear", "noise": 0.2}, law)
     (point,) = solve(problem, [0.4])
@@ -289,7 +289,7 @@ def test_ridge_is_optimal_for_a_gaussian_signal_and_predicts_it(law):
 
 @pytest.mark.parametrize("model", [SEQUENCE, ATTENTION])
 def test_the_softmax_in_place_of_hardmax_sees_the_same_latents(model, rng):
-    from smimbench_algorithms.gradient.loss import surrogate
+    from smimbench_attention.algorithms.gradient.loss import surrogate
 
     problem = problem_of(model, "hardmax", {"decay": 0.7}, 2)
     z = rng.standard_normal((50, 1, problem.model.sites))
@@ -354,7 +354,7 @@ def test_information_of_an_integrated_channel_says_how_it_was_made_and_holds(q):
 
 
 def test_what_pairs_labels_with_latents_one_by_one_refuses_mixed_ones():
-    from smimbench_algorithms.erm import Erm
+    from smimbench_attention.algorithms.erm import Erm
 
     assert "for each latent of independent tokens, as tokens are correlated" in Erm().refuses(
         problem_of(SEQUENCE, "linear", {"decay": 0.5})

@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_algorithms.erm import Erm
-from smimbench_algorithms.erm.fixed_point import order_parameters
-from smimbench_algorithms.gamp import Gamp
-from smimbench_algorithms.least_squares import ridge_overlaps, ridge_shares
-from smimbench_algorithms.ridge import Ridge
+from smimbench_attention.algorithms.erm import Erm
+from smimbench_attention.algorithms.erm.fixed_point import order_parameters
+from smimbench_attention.algorithms.gamp import Gamp
+from smimbench_attention.algorithms.least_squares import ridge_overlaps, ridge_shares
+from smimbench_attention.algorithms.ridge import Ridge
 
 from smimbench.interfaces import Conditions
 from smimbench.problem.problem import Problem, ProblemError

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from smimbench_inputs.text import Text, _embedded, mutual_information
+from smimbench_attention.inputs.text import Text, _embedded, mutual_information
 
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.testing import check

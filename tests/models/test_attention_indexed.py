@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_models.attention_indexed import AttentionIndexed
+from smimbench_attention.models.attention_indexed import AttentionIndexed
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_models.attention_indexed import AttentionIndexed
-from smimbench_models.sequence_multi_index import SequenceMultiIndex
+from smimbench_attention.models.attention_indexed import AttentionIndexed
+from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError

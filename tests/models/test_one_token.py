@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp import Gamp
-from smimbench_algorithms.nuclear import Nuclear
+from smimbench_attention.algorithms.gamp import Gamp
+from smimbench_attention.algorithms.nuclear import Nuclear
 
 from smimbench.problem.problem import ProblemError
 from smimbench.theory.predictions import competing

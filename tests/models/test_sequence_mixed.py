@@ -6,7 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from smimbench_models import sequence_mixed
+from smimbench_attention.models import sequence_mixed
 
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_models.sequence_multi_index import SequenceMultiIndex
+from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed

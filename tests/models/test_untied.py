@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from smimbench_models.attention_indexed import AttentionIndexed
-from smimbench_priors.bilinear import Bilinear
+from smimbench_attention.models.attention_indexed import AttentionIndexed
+from smimbench_attention.priors.bilinear import Bilinear
 
 from smimbench.interfaces import ParameterError
 from smimbench.numerics import site_pairs

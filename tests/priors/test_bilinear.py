@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_priors.bilinear import Bilinear, mmse, observed_law, singular_map
+from smimbench_attention.priors.bilinear import Bilinear, mmse, observed_law, singular_map
 
 from smimbench.interfaces import ParameterError
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from smimbench_priors.gaussian import Gaussian
-from smimbench_priors.wishart import Wishart
+from smimbench_attention.priors.gaussian import Gaussian
+from smimbench_attention.priors.wishart import Wishart
 
 from smimbench.derive.prior import why_theory_only
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smimbench_priors.gaussian import Gaussian
+from smimbench_attention.priors.gaussian import Gaussian
 
 from smimbench.interfaces import ParameterError
 

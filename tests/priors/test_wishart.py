@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smimbench_priors.wishart import Wishart, continued_map, eigenvalue_map, mmse, observed_law
+from smimbench_attention.priors.wishart import Wishart, continued_map, eigenvalue_map, mmse, observed_law
 
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution

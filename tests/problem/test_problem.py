@@ -270,4 +270,4 @@ def test_a_problem_says_what_it_is():
 
 def test_what_ships_is_used_as_it_is(problem):
     """A channel that leaves nothing out is not wrapped: every step would pay for it."""
-    assert type(problem.channel).__module__.startswith("smimbench_channels")
+    assert type(problem.channel).__module__.startswith("smimbench_attention.channels")

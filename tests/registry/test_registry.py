@@ -31,7 +31,7 @@ def test_everything_that_ships_comes_through_entry_points():
     registry = Registry()
     assert {plugin.distribution for plugin in registry.plugins} >= {BUILT_IN}
     own = [plugin for plugin in registry.plugins if plugin.distribution == BUILT_IN]
-    assert {plugin.name for plugin in own} == {"models", "inputs", "channels", "priors", "metrics", "algorithms"}
+    assert {plugin.name for plugin in own} == {"attention"}
     assert all(plugin.status == "loaded" and plugin.version for plugin in own)
     assert built_in_names(registry) >= {
         ("model", "attention-indexed"),
@@ -231,7 +231,7 @@ def test_a_wrong_name_is_answered_with_what_would_be_right(kind, name, model, wo
 def test_a_default_that_the_dataclass_ignores_is_refused(tmp_path, body, said):
     decorator = "" if "steps" in body else "@dataclass(frozen=True)\n"
     (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nimport smimbench\nfrom smimbench_algorithms.adam import Adam\n"
+        "from dataclasses import dataclass\nimport smimbench\nfrom smimbench_attention.algorithms.adam import Adam\n"
         f"{decorator}class Mine(Adam):\n{body}"
         "@smimbench.hookimpl\ndef smimbench_register_algorithms(register):\n    register(Mine)\n"
     )

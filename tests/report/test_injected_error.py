@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from smimbench_channels.attention.linear import AttentionLinear
-from smimbench_channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.attention.linear import AttentionLinear
+from smimbench_attention.channels.sequence.linear import SequenceLinear
 
 import smimbench
 from tests.helpers import suite_text, write_suite

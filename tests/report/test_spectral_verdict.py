@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_algorithms.spectral import Spectral
+from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.backend import get_backend
 from smimbench.registry.metrics import find_metric, theory_of

@@ -37,7 +37,7 @@ def numbers(record) -> str:
 
 
 def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
-    from smimbench_algorithms.spectral import Spectral
+    from smimbench_attention.algorithms.spectral import Spectral
 
     original = Spectral.start
 
@@ -277,7 +277,7 @@ def test_warnings_without_end_are_cut(tmp_path, registry):
 
 
 def test_what_a_record_cannot_hold_fails_its_cell_alone(tmp_path, registry, monkeypatch):
-    from smimbench_metrics.mse import MSE
+    from smimbench_attention.metrics.mse import MSE
 
     monkeypatch.setattr(MSE, "measure", lambda *_: ["nought"])
     record = run_cell(cells_of(tmp_path, registry, "quiet")[0])

@@ -60,13 +60,14 @@ ACTS = {
     "random": "np.random.seed(0); random.seed(0)",
     "errors": "np.seterr(all='raise')",
     "print": "np.set_printoptions(precision=1)",
-    "gamp": "import smimbench_algorithms.gamp as g\n        [setattr(m, k, 2 * v) for n, m in list(sys.modules.items()) "
-    "if n.startswith('smimbench_algorithms.') for k, v in vars(m).items() if k.isupper() and isinstance(v, (int, float))]",
-    "adam": "import smimbench_algorithms as a\n        a.__path__.clear()",
-    "linear": "from smimbench_channels.sequence.linear import SequenceLinear\n        SequenceLinear.posterior = None",
-    "prior": "import smimbench_priors\n        [sys.modules.pop(n) for n in list(sys.modules) if "
-    "n.startswith('smimbench_priors')]",
-    "metric": "from smimbench_metrics.mse import MSE\n        MSE.measure = lambda *a: [0.0]",
+    "gamp": "import smimbench_attention.algorithms.gamp as g\n        "
+    "[setattr(m, k, 2 * v) for n, m in list(sys.modules.items()) if n.startswith('smimbench_attention.algorithms.') "
+    "for k, v in vars(m).items() if k.isupper() and isinstance(v, (int, float))]",
+    "adam": "import smimbench_attention.algorithms as a\n        a.__path__.clear()",
+    "linear": "from smimbench_attention.channels.sequence.linear import SequenceLinear\n        SequenceLinear.posterior = None",
+    "prior": "import smimbench_attention.priors\n        [sys.modules.pop(n) for n in list(sys.modules) if "
+    "n.startswith('smimbench_attention.priors')]",
+    "metric": "from smimbench_attention.metrics.mse import MSE\n        MSE.measure = lambda *a: [0.0]",
     "loop": "from smimbench.run import loop\n        loop.run_algorithm = None",
     "seeds": "from smimbench.problem import seeds\n        seeds.seed_sequence = lambda *a: np.random.SeedSequence(1)",
     "files": "from smimbench import files\n        files.canonical_json = lambda x: ''",

@@ -238,7 +238,7 @@ def test_whatever_can_change_a_result_changes_the_key(tmp_path, old, new):
 
 
 def test_the_backend_and_the_version_enter_the_key(tmp_path, monkeypatch):
-    from smimbench_algorithms.gamp import Gamp
+    from smimbench_attention.algorithms.gamp import Gamp
 
     path = write_suite(tmp_path, ATTENTION)
     keys = {c.key for c in load_suite(path).cells()}

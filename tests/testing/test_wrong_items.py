@@ -9,15 +9,15 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from smimbench_algorithms.adam import Adam
-from smimbench_channels.attention.hardmax import AttentionHardmax
-from smimbench_channels.sequence.linear import SequenceLinear
-from smimbench_channels.sequence.softmax import SequenceSoftmax
-from smimbench_metrics.mse import MSE
-from smimbench_models.attention_indexed import AttentionIndexed
-from smimbench_models.sequence_multi_index import SequenceMultiIndex
-from smimbench_priors.gaussian import Gaussian
-from smimbench_priors.wishart import Wishart
+from smimbench_attention.algorithms.adam import Adam
+from smimbench_attention.channels.attention.hardmax import AttentionHardmax
+from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
+from smimbench_attention.metrics.mse import MSE
+from smimbench_attention.models.attention_indexed import AttentionIndexed
+from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
+from smimbench_attention.priors.gaussian import Gaussian
+from smimbench_attention.priors.wishart import Wishart
 
 from smimbench import Capabilities, Denoised, Info
 from smimbench.interfaces import Algorithm, Channel, Law, NotMeasured, Overlap, Prior

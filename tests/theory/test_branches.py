@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from scipy import optimize
-from smimbench_channels.sequence.softmax import one_layer as one_layer
-from smimbench_priors.gaussian import Gaussian
-from smimbench_priors.wishart import Wishart
+from smimbench_attention.channels.sequence.softmax import one_layer as one_layer
+from smimbench_attention.priors.gaussian import Gaussian
+from smimbench_attention.priors.wishart import Wishart
 
 from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Channel, Posterior, Uncertain

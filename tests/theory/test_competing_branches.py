@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import optimize, special
-from smimbench_channels.sequence.linear import SequenceLinear
-from smimbench_channels.sequence.perceptron import Probit
-from smimbench_priors.gaussian import Gaussian
+from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.sequence.perceptron import Probit
+from smimbench_attention.priors.gaussian import Gaussian
 
 from smimbench.interfaces import Channel, Overlap, Prior, Uncertain
 from smimbench.theory.curve import perfect_limit

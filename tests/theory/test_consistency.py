@@ -7,15 +7,15 @@ import types
 
 import numpy as np
 import pytest
-from smimbench_channels.attention.hardmax import AttentionHardmax
-from smimbench_channels.attention.linear import AttentionLinear
-from smimbench_channels.attention.softmax import AttentionSoftmax
-from smimbench_channels.sequence.hardmax import SequenceHardmax
-from smimbench_channels.sequence.linear import SequenceLinear
-from smimbench_channels.sequence.perceptron import Probit, Sign
-from smimbench_channels.sequence.softmax import SequenceSoftmax
-from smimbench_priors.gaussian import Gaussian
-from smimbench_priors.wishart import Wishart
+from smimbench_attention.channels.attention.hardmax import AttentionHardmax
+from smimbench_attention.channels.attention.linear import AttentionLinear
+from smimbench_attention.channels.attention.softmax import AttentionSoftmax
+from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
+from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.sequence.perceptron import Probit, Sign
+from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
+from smimbench_attention.priors.gaussian import Gaussian
+from smimbench_attention.priors.wishart import Wishart
 
 from smimbench import Problem
 from smimbench.cli.main import main
@@ -316,7 +316,7 @@ def test_what_ships_is_not_asked(monkeypatch):
 
 PLUGIN = """
 from smimbench import hookimpl
-from smimbench_channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.sequence.linear import SequenceLinear
 
 
 class Long(SequenceLinear):

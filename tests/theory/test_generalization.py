@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.perceptron import Probit, Sign
+from smimbench_attention.channels.sequence.perceptron import Probit, Sign
 
 from smimbench import Problem, Uncertain
 from smimbench.derive import complete_channel

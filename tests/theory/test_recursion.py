@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp.theory import information_along
+from smimbench_attention.algorithms.gamp.theory import information_along
 
 from smimbench.interfaces import Sampling, Uncertain
 from smimbench.numerics.linalg import symmetric_logarithm

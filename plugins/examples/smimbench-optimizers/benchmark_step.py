@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 import torch
-from smimbench_algorithms.adam import Adam
+from smimbench_attention.algorithms.adam import Adam
 from threadpoolctl import threadpool_limits
 
 from smimbench import Problem

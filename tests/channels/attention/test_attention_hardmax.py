@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import integrate
-from smimbench_channels.attention.hardmax import AttentionHardmax
+from smimbench_attention.channels.attention.hardmax import AttentionHardmax
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed

@@ -6,10 +6,10 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 from scipy import stats
-from smimbench_channels.attention.hardmax import AttentionHardmax
-from smimbench_channels.attention.hardmax.curve import information_curve, small_error_constant
-from smimbench_channels.attention.hardmax.exact import label_classes, row_posterior
-from smimbench_channels.attention.hardmax.gibbs import chain_moments, gibbs_moments, truncated_normal
+from smimbench_attention.channels.attention.hardmax import AttentionHardmax
+from smimbench_attention.channels.attention.hardmax.curve import information_curve, small_error_constant
+from smimbench_attention.channels.attention.hardmax.exact import label_classes, row_posterior
+from smimbench_attention.channels.attention.hardmax.gibbs import chain_moments, gibbs_moments, truncated_normal
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed

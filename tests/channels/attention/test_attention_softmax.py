@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
-from smimbench_channels.attention.softmax import AttentionSoftmax
+from smimbench_attention.channels.attention.softmax import AttentionSoftmax
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp.theory import information_along
-from smimbench_channels.attention.softmax.two_layers import TwoLayerAttention
+from smimbench_attention.algorithms.gamp.theory import information_along
+from smimbench_attention.channels.attention.softmax.two_layers import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
 from smimbench.problem.problem import Problem

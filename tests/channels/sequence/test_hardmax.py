@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from smimbench_channels.sequence.hardmax import SequenceHardmax
-from smimbench_channels.sequence.hardmax.information import (
+from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
+from smimbench_attention.channels.sequence.hardmax.information import (
     information_estimates,
     scaled_information,
     small_error_limit,

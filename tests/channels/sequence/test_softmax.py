@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 from scipy import integrate
-from smimbench_channels.sequence.softmax import SequenceSoftmax
-from smimbench_channels.sequence.softmax.network import log_attention, output_of_label
+from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
+from smimbench_attention.channels.sequence.softmax.network import log_attention, output_of_label
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import two_layers
-from smimbench_channels.sequence.softmax.two_layers import Rule
-from smimbench_channels.sequence.softmax.two_layers.kernel import TABLE, host_sums, kernel
+from smimbench_attention.channels.sequence.softmax import two_layers
+from smimbench_attention.channels.sequence.softmax.two_layers import Rule
+from smimbench_attention.channels.sequence.softmax.two_layers.kernel import TABLE, host_sums, kernel
 
 from tests.channels.sequence.deep_attention import draw, outputs
 
@@ -54,7 +54,7 @@ def test_one_column_at_a_time_in_plain_python(skip, V, full):
 def test_simulated_device():
     script = """
 from tests.channels.sequence.test_softmax_device import CASES, assert_same, block, host_sums
-from smimbench_channels.sequence.softmax.two_layers.device import device_sums
+from smimbench_attention.channels.sequence.softmax.two_layers.device import device_sums
 for skip, V in CASES:
     for full in (False, True):
         arguments = block(skip, V, full, 3)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import SequenceSoftmax, deep
-from smimbench_channels.sequence.softmax import information as over_labels
-from smimbench_channels.sequence.softmax.network import Network, output
+from smimbench_attention.channels.sequence.softmax import SequenceSoftmax, deep
+from smimbench_attention.channels.sequence.softmax import information as over_labels
+from smimbench_attention.channels.sequence.softmax.network import Network, output
 
 from smimbench.backend.arrays import to_host
 from smimbench.derive import label_means

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import SequenceSoftmax, one_layer
-from smimbench_channels.sequence.softmax import last_layer as tables
-from smimbench_channels.sequence.softmax.last_layer.posterior import DARKEST, _gaussian, posterior_moments
-from smimbench_channels.sequence.softmax.last_layer.tables import (
+from smimbench_attention.channels.sequence.softmax import SequenceSoftmax, one_layer
+from smimbench_attention.channels.sequence.softmax import last_layer as tables
+from smimbench_attention.channels.sequence.softmax.last_layer.posterior import DARKEST, _gaussian, posterior_moments
+from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
     Accuracy,
     farthest_node,

@@ -4,9 +4,9 @@ import decimal
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import SequenceSoftmax, deep, last_layer, two_layers
-from smimbench_channels.sequence.softmax.deep import output_gap
-from smimbench_channels.sequence.softmax.last_layer import tables
+from smimbench_attention.channels.sequence.softmax import SequenceSoftmax, deep, last_layer, two_layers
+from smimbench_attention.channels.sequence.softmax.deep import output_gap
+from smimbench_attention.channels.sequence.softmax.last_layer import tables
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError

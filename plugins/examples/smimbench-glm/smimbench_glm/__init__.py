@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from smimbench_channels.sequence.perceptron import Probit, Sign
+from smimbench_attention.channels.sequence.perceptron import Probit, Sign
 
 from smimbench import hookimpl
 from smimbench_glm.periodic import Periodic

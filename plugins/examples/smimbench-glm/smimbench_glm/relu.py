@@ -17,7 +17,7 @@ from typing import Any
 
 import array_api_compat
 import numpy as np
-from smimbench_channels.sequence.perceptron import hazard
+from smimbench_attention.channels.sequence.perceptron import hazard
 
 from smimbench import Capabilities, Posterior, Uncertain
 from smimbench.backend import namespace, special

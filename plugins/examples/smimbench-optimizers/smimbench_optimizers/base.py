@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from smimbench_algorithms.adam import Adam
-from smimbench_algorithms.gradient import Descent
+from smimbench_attention.algorithms.adam import Adam
+from smimbench_attention.algorithms.gradient import Descent
 
 from smimbench import ParameterError
 from smimbench.backend import matching, namespace

@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from smimbench_algorithms.adam import Adam, AdamW
-from smimbench_algorithms.gradient.loss import loss_gradient
+from smimbench_attention.algorithms.adam import Adam, AdamW
+from smimbench_attention.algorithms.gradient.loss import loss_gradient
 
 from smimbench import ParameterError, Problem
 from smimbench.backend import get_backend, to_host

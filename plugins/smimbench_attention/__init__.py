@@ -1,0 +1,93 @@
+"""Registers what ships with smimbench: models of attention, inputs, channels, priors, metrics and algorithms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smimbench.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Register = Callable[[type[Any]], None]
+
+
+@hookimpl
+def smimbench_register_models(register: Register) -> None:
+    """Register the models."""
+    from smimbench_attention.models.attention_indexed import AttentionIndexed
+    from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
+
+    for model in (AttentionIndexed, SequenceMultiIndex):
+        register(model)
+
+
+@hookimpl
+def smimbench_register_inputs(register: Register) -> None:
+    """Register the laws of the tokens."""
+    from smimbench_attention.inputs.array import ArrayInputs
+    from smimbench_attention.inputs.correlated import CorrelatedTokens
+    from smimbench_attention.inputs.independent import Gaussian, HeavyTails, OneHot, Sphere
+    from smimbench_attention.inputs.power_law import PowerLaw
+    from smimbench_attention.inputs.text import Text
+
+    for inputs in (ArrayInputs, CorrelatedTokens, Gaussian, HeavyTails, OneHot, PowerLaw, Sphere, Text):
+        register(inputs)
+
+
+@hookimpl
+def smimbench_register_channels(register: Register) -> None:
+    """Register the channels."""
+    from smimbench_attention.channels.attention.hardmax import AttentionHardmax
+    from smimbench_attention.channels.attention.linear import AttentionLinear
+    from smimbench_attention.channels.attention.softmax import AttentionSoftmax
+    from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
+    from smimbench_attention.channels.sequence.linear import SequenceLinear
+    from smimbench_attention.channels.sequence.perceptron import Probit, Sign
+    from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
+
+    attention = (AttentionSoftmax, AttentionHardmax, AttentionLinear)
+    for channel in (*attention, SequenceSoftmax, SequenceHardmax, SequenceLinear, Sign, Probit):
+        register(channel)
+
+
+@hookimpl
+def smimbench_register_priors(register: Register) -> None:
+    """Register the priors."""
+    from smimbench_attention.priors.bilinear import Bilinear
+    from smimbench_attention.priors.gaussian import Gaussian
+    from smimbench_attention.priors.wishart import Wishart
+
+    for prior in (Wishart, Bilinear, Gaussian):
+        register(prior)
+
+
+@hookimpl
+def smimbench_register_metrics(register: Register) -> None:
+    """Register the metrics, in the order of ``smimbench list metrics``."""
+    from smimbench_attention.metrics.calibration import Calibration
+    from smimbench_attention.metrics.cosine import Cosine
+    from smimbench_attention.metrics.generalization import BayesError, ConstantError, PluginError
+    from smimbench_attention.metrics.mse import MSE
+    from smimbench_attention.metrics.nishimori import Nishimori
+    from smimbench_attention.metrics.overlap import Overlap
+
+    for metric in (MSE, Overlap, BayesError, PluginError, ConstantError, Calibration, Cosine, Nishimori):
+        register(metric)
+
+
+@hookimpl
+def smimbench_register_algorithms(register: Register) -> None:
+    """Register the algorithms."""
+    from smimbench_attention.algorithms.adam import Adam, AdamW
+    from smimbench_attention.algorithms.averaged import Averaged
+    from smimbench_attention.algorithms.erm import Erm
+    from smimbench_attention.algorithms.gamp import Gamp
+    from smimbench_attention.algorithms.hmc import Hmc
+    from smimbench_attention.algorithms.nuclear import Nuclear
+    from smimbench_attention.algorithms.ridge import Ridge
+    from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
+    from smimbench_attention.algorithms.spectral import Spectral
+
+    for algorithm in (Gamp, Spectral, Sgd, SignSgd, Muon, Adam, AdamW, Averaged, Ridge, Nuclear, Erm, Hmc):
+        register(algorithm)

@@ -1,0 +1,190 @@
+"""Empirical risk minimization with a convex loss and a quadratic penalty, to a tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from smimbench.backend import matching, namespace, sample_chunks, to_host
+from smimbench.derive import observable
+from smimbench.interfaces import (
+    Algorithm,
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Conditions,
+    Data,
+    Host,
+    Info,
+    Overlaps,
+    require,
+)
+from smimbench.problem import Problem
+from smimbench.theory import limit_point
+from smimbench_attention.algorithms.erm.fixed_point import PENALTIES, best_length, best_penalty, minima, why_not
+from smimbench_attention.algorithms.erm.integrals import LOSSES, Loss, labels_of
+
+LENGTHS = ("posterior", "loss")
+
+
+class ErmState(NamedTuple):
+    """The current minimizer (P, D), on the host, and constants of the run."""
+
+    weights: Host
+    estimate: Array
+    targets: Array
+    loss: str
+    penalty: float
+    length: float
+    training_loss: float
+    scale: float  # norm of the gradient at zero
+    note: str
+
+
+@dataclass(frozen=True)
+class Erm(Algorithm):
+    r"""Empirical risk minimization with a loss that is convex in the latents.
+
+    .. math:: \min_W \; \sum_\mu \sum_{pc} l(y_{\mu pc}, z_{\mu pc}) + \frac{\lambda}{2} |W|^2, \qquad
+        z_\mu = W x_\mu / \sqrt D,
+
+    by L-BFGS, for labels that are one number for each latent. The engine's tolerance applies to the norm of the gradient over
+    that at ``W = 0``. With the square loss this is ridge regression. A margin has no unit: where labels are signs, the
+    estimate is given the length that theory says is best, ``tr M / tr Q`` times that of the minimiser.
+
+    Parameters
+    ----------
+    loss : {"square", "logistic", "squared-hinge"}
+        ``(y - z)^2 / 2``, ``log(1 + exp(-y z))``, ``max(0, 1 - y z)^2 / 2``; the last two for labels -1 and +1. Default: logistic
+        for such labels, square for all others.
+    penalty : float or "optimal"
+        lambda from 1e-12 to 1e12; "optimal" (default): the one of the smallest error according to theory, of the estimate at
+        its ``length``.
+    length : {"posterior", "loss"}
+        Of the estimate: as theory says is best, or that of the minimiser. Default: the first where labels are signs, else the
+        second.
+
+    References
+    ----------
+    arXiv:2006.06560; Liu and Nocedal (1989), Math. Programming 45; checked by tests/algorithms/test_erm.py.
+    """
+
+    loss: str | None = None
+    penalty: float | str = "optimal"
+    length: str | None = None
+
+    name = "erm"
+    version = 3
+    reference = "arXiv:2006.06560"
+    capabilities = Capabilities()
+
+    def __post_init__(self) -> None:
+        require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
+        value, (least, most) = self.penalty, PENALTIES
+        fits = value == "optimal" if isinstance(value, str) else least <= value <= most
+        what = f"a number from {least:g}, as good as no penalty, to {most:g}, an estimate of zero, or 'optimal'"
+        require(self, "penalty", fits, what)
+        require(self, "length", self.length in (None, *LENGTHS), f"one of {', '.join(LENGTHS)}")
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Reason why a problem's labels have no loss that is convex in the latents, or None."""
+        return why_not(problem, LOSSES.get(self.loss or ""))
+
+    def _chosen(self, problem: Problem, alpha: float) -> tuple[Loss, float, float]:
+        """Loss, penalty and the factor that rescales the estimate."""
+        signs = labels_of(problem) == "signs"
+        loss = LOSSES[self.loss or ("logistic" if signs else "square")]
+        length = self.length or ("posterior" if signs else "loss")
+        if isinstance(self.penalty, str):
+            penalty = best_penalty(problem, alpha, loss.name, length)
+        else:
+            penalty = float(self.penalty)
+        if length == "loss":
+            return loss, penalty, 1.0
+        return loss, penalty, best_length([one.overlaps for one in minima(problem, alpha, loss.name, penalty)])
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
+        """Initial weights of zero."""
+        loss, penalty, length = self._chosen(problem, data.sample_ratio)
+        xp = namespace(data.inputs)
+        weights = np.zeros((problem.components, data.dimension))
+        targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
+        note = f"{loss.name} loss, penalty {penalty:.4g}" + (
+            " (the best by theory)" if self.penalty == "optimal" else ""
+        )
+        state = ErmState(
+            weights, xp.asarray(weights, **matching(data.inputs)), targets, loss.name, penalty, length, 0.0, 1.0, note
+        )
+        value, gradient = _empirical_risk(problem, data, state, weights)
+        return state._replace(
+            training_loss=value / data.inputs.shape[0], scale=max(float(np.linalg.norm(gradient)), 1e-300)
+        )
+
+    def step(self, problem: Problem, data: Data, state: ErmState) -> tuple[ErmState, Info]:
+        """A few iterations of L-BFGS."""
+        from scipy.optimize import minimize
+
+        n, shape = int(data.inputs.shape[0]), state.weights.shape
+
+        def objective(flat: Host) -> tuple[float, Host]:
+            value, gradient = _empirical_risk(problem, data, state, flat.reshape(shape))
+            penalised = value + state.penalty / 2 * float(flat @ flat)
+            return penalised / n, (gradient.ravel() + state.penalty * flat) / n
+
+        limits = {"maxiter": 10, "ftol": 0.0, "gtol": 0.0, "maxcor": 20}
+        found = minimize(objective, state.weights.ravel(), jac=True, method="L-BFGS-B", options=limits)
+        weights = found.x.reshape(shape)
+        value = found.fun * n - state.penalty / 2 * float(found.x @ found.x)
+        estimate = namespace(data.inputs).asarray(state.length * weights, **matching(data.inputs))
+        new = state._replace(weights=weights, estimate=estimate, training_loss=value / n)
+        return new, Info(residual=float(np.linalg.norm(found.jac)) * n / state.scale, warning=state.note)
+
+    def estimate(self, state: ErmState) -> Array:
+        """The minimizer, rescaled to the chosen length."""
+        return state.estimate
+
+    def findings(self, state: ErmState) -> dict[str, list[float | None]]:
+        """Mean loss per sample on the data, without the penalty; theory predicts an entry of the same name."""
+        return {"training_loss": [state.training_loss]}
+
+    def theory(
+        self, problem: Problem, alpha: float, conditions: Conditions, assumed: Problem | None = None
+    ) -> AlgorithmPrediction | str:
+        """Overlaps of the minimizer in the limit: the replica-symmetric fixed point (``fixed_point.py``).
+
+        Penalty and length are those that are best for ``assumed``.
+        """
+        try:
+            loss, penalty, length = self._chosen(assumed or problem, alpha)
+            found = minima(problem, alpha, loss.name, penalty)
+        except ValueError as error:
+            return str(error)
+        ends = [[_scaled(one.overlaps, length)] for one in found]
+        left = Overlaps(*(np.mean(parts, axis=0) for parts in zip(*(_scaled(one.uncertain, length) for one in found))))
+        how = "Monte Carlo" if len(found) > 1 else "closed form" if loss.name == "square" else "quadrature"
+        method = f"{loss.name} loss, penalty {penalty:.4g}: {how}"
+        point = limit_point(problem, alpha, ends, method=method, branch="minimum", uncertain=left)
+        losses = {
+            name: [float(np.mean([getattr(one, name) for one in found]))] for name in ("training_loss", "test_loss")
+        }
+        return replace(point, between_students=point.own_overlap, more=point.more | {"penalty": penalty} | losses)
+
+
+def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
+    """Overlaps of an estimate multiplied by ``length``."""
+    return Overlaps(overlaps.truth, length * overlaps.cross, length**2 * overlaps.own)
+
+
+def _empirical_risk(problem: Problem, data: Data, state: ErmState, weights: Host) -> tuple[float, Host]:
+    """Loss summed over the samples, and its gradient (P, D), on the host."""
+    xp, model, loss = namespace(data.inputs), problem.model, LOSSES[state.loss]
+    signal = xp.asarray(weights, **matching(data.inputs))
+    total, value = xp.zeros_like(signal), 0.0
+    for part in sample_chunks(model, data.inputs, problem.components):
+        inputs, y = data.inputs[part, ...], state.targets[part, ...]
+        z = model.forward(inputs, signal)
+        value = value + xp.sum(loss.value(y, z))
+        total = total + model.adjoint(inputs, loss.slope(y, z))
+    return float(value), np.asarray(to_host(total), dtype=float)

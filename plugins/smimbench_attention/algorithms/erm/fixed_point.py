@@ -1,0 +1,365 @@
+r"""The limit of convex empirical risk minimization: the replica-symmetric fixed point.
+
+The minimum of ``sum_mu l(y_mu, z_mu) + (lambda / 2) |W|^2`` has overlaps ``M = W W*^T / D``, ``Q = W W^T / D`` and a
+susceptibility V (all P x P) with
+
+.. math::
+
+    V = (\lambda + \hat V)^{-1}, \qquad M = V \hat m T, \qquad Q = V (\hat m T \hat m^T + \hat Q) V,
+
+    \hat V = -\alpha E \sum_c \frac{\partial g_c}{\partial \omega_c}, \qquad
+    \hat m = \alpha E \sum_c \frac{\partial g_c}{\partial z^*_c}, \qquad \hat Q = \alpha E \sum_c g_c g_c^T,
+
+``g = V^{-1} (prox(y, omega) - omega)`` with the proximal operator of the loss, over Gaussian ``(z*, omega)`` of covariance
+``(T, M, Q)`` and the labels of z*. A convex problem has one minimum, so that replica symmetry is exact.
+
+References
+----------
+Aubin, Krzakala, Lu and Zdeborova, arXiv:2006.06560; Thrampoulidis, Abbasi and Hassibi, arXiv:1601.06233 (proof); several
+components derived, checked by tests/algorithms/test_erm.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.files import canonical_json
+from smimbench.interfaces import Host, Overlaps
+from smimbench.numerics import Named, spectral_function
+from smimbench.problem import Problem
+from smimbench.theory import prior_moments
+from smimbench_attention.algorithms.erm.integrals import (
+    ACCURACY,
+    LOSSES,
+    Loss,
+    OrderParameters,
+    integrals_of,
+    labels_of,
+)
+from smimbench_attention.algorithms.least_squares import noise_of_identity, ridge_overlaps, ridge_shares
+
+PENALTIES = (1e-12, 1e12)
+"""Smallest and largest penalty: estimates beyond are as good as not penalized, or zero."""
+
+
+class Minimum(NamedTuple):
+    """Overlaps, losses and errors at the minimum of the risk in the limit.
+
+    Attributes
+    ----------
+    overlaps : Overlaps
+    training_loss, test_loss : float
+        Mean loss of a sample, of those that were fitted and of others; without the penalty.
+    uncertain : Overlaps
+        How far the overlaps are from the fixed point, from one step of Newton's method.
+    """
+
+    overlaps: Overlaps
+    training_loss: float
+    test_loss: float
+    uncertain: Overlaps
+
+
+def best_length(overlaps: Sequence[Overlaps]) -> float:
+    """Factor that brings an estimate closest to the signal, ``tr M / tr Q`` of means over evaluations."""
+    cross, own = (sum(float(np.trace(matrix)) for matrix in found) for found in list(zip(*overlaps))[1:])
+    return cross / own
+
+
+def why_not(problem: Problem, loss: Loss | None) -> str | None:
+    """Reason why a problem's labels have no loss that is convex in the latents, or None; ``loss`` None allows any loss."""
+    if problem.model.rank != "low":
+        return "erm is for signals of low rank; nuclear and ridge fit matrices"
+    if problem.channel.symmetry != "none":
+        name = problem.channel.name
+        return f"labels of channel {name!r} do not depend on the sign of the signal: no loss is convex in the latents"
+    kind = labels_of(problem)
+    if kind is None:
+        what = f"labels of channel {problem.channel.name!r} are not one number for each latent"
+        return what if problem.mixing is None else f"{what} of independent tokens, as tokens are correlated"
+    if loss is not None and loss.binary and kind != "signs":
+        return f"loss {loss.name!r} needs labels -1 and +1, those of channel {problem.channel.name!r} are not"
+    return None
+
+
+def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Minimum]:
+    """Fixed points at one penalty > 0, one for every independent evaluation of the integrals (a single one if exact).
+
+    Raises
+    ------
+    ValueError
+        If the iteration does not come to rest.
+    """
+    return _minima(Named(canonical_json(problem.spec), problem), float(alpha), loss, float(penalty))
+
+
+@functools.lru_cache(maxsize=256)
+def _minima(named: Named[Problem], alpha: float, loss: str, penalty: float) -> list[Minimum]:
+    return [path.minimum(penalty) for path in _paths(named.value, alpha, LOSSES[loss])]
+
+
+def _paths(problem: Problem, alpha: float, loss: Loss) -> list[Any]:
+    noise = noise_of_identity(problem) if loss.name == "square" else None
+    if noise is not None:
+        return [ClosedForm(problem, alpha, noise[0] * np.eye(problem.components))]
+    return [PenaltyPath(problem, alpha, integrals) for integrals in integrals_of(problem, loss)]
+
+
+class ClosedForm:
+    """Closed-form minimum for the square loss on labels ``z + noise``: ridge regression."""
+
+    def __init__(self, problem: Problem, alpha: float, noise: Host) -> None:
+        self.T, self.noise, self.sites = prior_moments(problem)[0], noise, problem.model.sites
+        self.ratio, self.features = alpha * self.sites, problem.features
+
+    def overlaps(self, penalty: float) -> Overlaps:
+        """Overlaps at the minimum."""
+        return ridge_overlaps(self.T, self.noise, self.ratio, penalty, self.features)
+
+    def minimum(self, penalty: float) -> Minimum:
+        """Minimum at a penalty, without numerical error. A label that is fitted keeps ``1 / (1 + v)`` of its residual."""
+        T, M, Q = found = self.overlaps(penalty)
+        test = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
+        left = 1 - ridge_shares(self.ratio, penalty, self.features).fitted
+        return Minimum(found, left**2 * test, test, Overlaps(0 * T, 0 * T, 0 * T))
+
+
+def order_parameters(here: Host, T: Host, penalty: float = 0.0, features: Host | None = None) -> OrderParameters:
+    """Order parameters V, m_hat and Q_hat (3, P, P), computed without cancellation; for features see ``PenaltyPath``."""
+    V, m_hat, Q_hat = here
+    gains, values = V[None], np.ones((1, 1, 1))
+    if features is not None:
+        values = features[:, None, None]
+        gains = values * np.linalg.inv(penalty * np.eye(len(T)) + values * stiffness(V, penalty, features))
+    slopes = gains @ m_hat
+    mean = np.mean(values * slopes, axis=0)
+    apart = slopes - mean
+    blur = np.mean(values * (apart @ T @ apart.swapaxes(1, 2)) + gains @ Q_hat @ gains.swapaxes(1, 2), axis=0)
+    known = mean.T @ np.linalg.solve(blur, mean)
+    return OrderParameters(
+        T, mean @ T, mean @ T @ mean.T + blur, V, T @ np.linalg.inv(np.eye(len(T)) + known @ T), blur
+    )
+
+
+def stiffness(V: Host, penalty: float, features: Host) -> Host:
+    """The V_hat at which the mean of ``lambda / (penalty + lambda V_hat)`` over the features is V (P, P); at least 0."""
+    from scipy.optimize import brentq
+
+    def of_one(v: float) -> float:
+        # Between the curves of equal features and of features that are all learned.
+        def excess(x: float) -> float:
+            return float(np.mean(features / (penalty + features * np.exp(x)))) - v
+
+        top = -np.log(v)
+        low = top - 60.0
+        return float(np.exp(brentq(excess, low, top, xtol=1e-14))) if excess(low) > 0 else 0.0
+
+    return np.asarray(spectral_function(V, lambda values: np.array([of_one(v) for v in values])))
+
+
+class PenaltyPath:
+    r"""Fixed points of one problem along penalties; each search starts from an extrapolation of the known fixed points.
+
+    Features of variance lambda have ``G = (penalty + lambda V_hat)^{-1}``, and means over them,
+
+    .. math::
+
+        V = E \lambda G, \qquad M = E \lambda^2 G \hat m T, \qquad
+        Q = E \lambda^2 G (\lambda \hat m T \hat m^T + \hat Q) G,
+
+    take the place of the equations for features of variance 1. The product of estimate and signal without the weights lambda is
+    ``V m_hat T`` in both cases.
+    """
+
+    def __init__(self, problem: Problem, alpha: float, integrals: Any) -> None:
+        self.P, self.T = problem.components, prior_moments(problem)[0]
+        self.alpha, self.integrals, self.features = alpha, integrals, problem.features
+        self.known: list[tuple[float, Host]] = []
+
+    @property
+    def easy(self) -> float:
+        """A penalty at which the iteration always converges; smaller penalties are reached from there in steps of at most 10."""
+        return max(self.alpha, 1.0)
+
+    def minimum(self, penalty: float) -> Minimum:
+        """The minimum at a given penalty, with its losses and errors."""
+        steps = int(np.ceil(np.log10(self.easy / penalty)))
+        for step in np.geomspace(self.easy, penalty, steps + 1) if steps > 0 else [penalty]:
+            here = self.settled(float(step))
+        at = self._at(here, penalty)
+        found = self.integrals(at)
+        return Minimum(Overlaps(at.T, at.M, at.Q), found.training_loss, found.test_loss, self.uncertain(penalty, here))
+
+    def overlaps(self, penalty: float) -> Overlaps:
+        """Overlaps at the fixed point."""
+        at = self._at(self.settled(penalty), penalty)
+        return Overlaps(at.T, at.M, at.Q)
+
+    def settled(self, penalty: float) -> Host:
+        """Order parameters V, m_hat and Q_hat (3, P, P) at the fixed point."""
+        here, gap = self._guess(penalty), np.inf
+        if self.known:
+            here, gap = self._root(penalty, here)
+        for attempt in range(ACCURACY.attempts):
+            if not gap <= ACCURACY.close:
+                here, gap = self._iterated(penalty, here)
+            if gap <= ACCURACY.close or (attempt and gap <= ACCURACY.stalled):
+                self.known.append((float(np.log(penalty)), here))
+                return here
+            if not np.isfinite(here).all():
+                break
+            here, gap = self._root(penalty, here)
+        raise ValueError(f"the fixed point at penalty {penalty:g} was not found (last relative change {gap:.1e})")
+
+    def _iterated(self, penalty: float, here: Host) -> tuple[Host, float]:
+        """Run some fixed-point iterations; return the last relative change as well."""
+        for _ in range(ACCURACY.iterations):
+            new = self._after(penalty, here)
+            gap = float(np.max(np.abs(new - here).max(axis=(1, 2)) / np.abs(new).max(axis=(1, 2))))
+            here = ACCURACY.weight * new + (1 - ACCURACY.weight) * here
+            if not gap > ACCURACY.close:
+                break
+        return here, gap
+
+    def _at(self, here: Host, penalty: float) -> OrderParameters:
+        return order_parameters(here, self.T, penalty, self.features)
+
+    def _susceptibility(self, V_hat: Host, penalty: float) -> Host:
+        """V of V_hat (P, P)."""
+        if self.features is None:
+            return np.asarray(np.linalg.inv(penalty * np.eye(self.P) + V_hat))
+        values = self.features[:, None, None]
+        return np.asarray(np.mean(values * np.linalg.inv(penalty * np.eye(self.P) + values * V_hat), axis=0))
+
+    def _after(self, penalty: float, parameters: Host) -> Host:
+        found = self.integrals(self._at(parameters, penalty))
+        V_hat, m_hat, Q_hat = (self.alpha * part for part in found[:3])
+        return np.stack([self._susceptibility(V_hat, penalty), m_hat, Q_hat])
+
+    def _equations(self, penalty: float, here: Host) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
+        """The fixed-point equations as a root problem: scaled unknowns, the map from unknowns to a point, and the residual."""
+        positive = self.P == 1 and bool((here > 0).all())
+        size = np.abs(here).max(axis=(1, 2), keepdims=True) * np.ones_like(here)
+
+        def point(x: Host) -> Host:
+            """Point of one component from logarithms of the unknowns, so that every step stays possible."""
+            moved = np.exp(np.clip(x, -100.0, 100.0)).reshape(here.shape) if positive else x.reshape(here.shape) * size
+            return np.asarray(moved, dtype=float)
+
+        def gap(x: Host) -> Host:
+            there = point(x)
+            at = self._at(there, penalty)
+            if min(np.linalg.eigvalsh(at.V).min(), np.linalg.eigvalsh(at.Q).min()) <= 0:
+                return np.full(len(x), 1e3)
+            if not positive:
+                return np.asarray((self._after(penalty, there) / size).ravel() - x)
+            found = self.integrals(at)
+            # alpha E g z* = lambda M says the same as the equation of M, without what cancels there; in units of that
+            # equation it is as straight.
+            stiff = self.alpha * found.V_hat.item()
+            V_new, Q_new = self._susceptibility(np.array([[stiff]]), penalty).item(), self.alpha * found.Q_hat.item()
+            if not (V_new > 0 and Q_new > 0):
+                return np.full(len(x), 1e3)
+            bare = (there[0] @ there[1] @ self.T).item()
+            off = self.alpha * found.along.item() - penalty * bare
+            return np.array([np.log(V_new) - x[0], off * V_new / bare, np.log(Q_new) - x[2]])
+
+        return (np.log(here.ravel()) if positive else (here / size).ravel()), point, gap
+
+    def _root(self, penalty: float, here: Host) -> tuple[Host, float]:
+        """A nearby fixed point from a root finder and the residual of its equations; the input point if none is found."""
+        from scipy.optimize import root
+
+        begin, point, gap = self._equations(penalty, here)
+        found = root(
+            gap, begin, method="hybr", options={"xtol": ACCURACY.close, "maxfev": ACCURACY.effort * len(begin)}
+        )
+        left, before = (float(np.abs(gaps).max()) for gaps in (found.fun, gap(begin)))
+        return (point(found.x), left) if left < before else (here, before)
+
+    def uncertain(self, penalty: float, here: Host) -> Overlaps:
+        """Distance of this point's overlaps from those of the fixed point, by one step of Newton's method."""
+        x, point, gap = self._equations(penalty, here)
+        at = gap(x)
+        nudge = 1e-5
+        slopes = np.stack([(gap(x + nudge * one) - at) / nudge for one in np.eye(len(x))], axis=1)
+        step = np.linalg.lstsq(slopes, -at, rcond=None)[0]
+        new, old = (self._at(point(where), penalty) for where in (x + step, x))
+        return Overlaps(np.zeros_like(self.T), np.abs(new.M - old.M), np.abs(new.Q - old.Q))
+
+    def _guess(self, penalty: float) -> Host:
+        """Initial guess at a penalty: power-law extrapolation through the two nearest known points (one component)."""
+        x = float(np.log(penalty))
+        near = sorted(self.known, key=lambda point: abs(point[0] - x))[:2]
+        if not near:  # a small overlap and a small norm
+            one, start = np.eye(self.P), 1 + penalty
+            return np.stack([one / start, 0.1 * start * one, start**2 * (0.1 * one + 0.09 * self.T)])
+        if len(near) == 1 or self.P > 1 or not (np.stack([near[0][1], near[1][1]]) > 0).all():
+            return near[0][1]
+        (first, one), (second, two) = near
+        return np.asarray(one * (two / one) ** ((x - first) / (second - first)))
+
+
+def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> float:
+    """Penalty with the smallest MSE in the limit, summed over components, of the estimate rescaled by ``length``.
+
+    Parameters
+    ----------
+    length : {"posterior", "loss"}
+        Whether the estimate is given its best length, or has that of the minimiser.
+
+    Raises
+    ------
+    ValueError
+        If no fixed point is found.
+    """
+    return _best_of(Named(canonical_json(problem.spec), problem), float(alpha), loss, length)
+
+
+@functools.lru_cache(maxsize=256)
+def _best_of(named: Named[Problem], alpha: float, loss: str, length: str) -> float:
+    from scipy.optimize import minimize_scalar
+
+    paths = _paths(named.value, alpha, LOSSES[loss])
+    prior = float(np.trace(paths[0].T))
+    known: dict[float, float] = {}
+
+    reasons = ["the error is not finite"]
+
+    def tried(x: float) -> float:
+        """MSE minus that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
+        try:
+            found = [path.overlaps(float(np.exp(x))) for path in paths]
+        except ValueError as error:  # where an overlap or an error is too close to its end for doubles
+            reasons.append(str(error))
+            return np.inf
+        scale = best_length(found) if length == "posterior" else 1.0
+        M, Q = (np.mean([np.trace(each[k]) for each in found]) for k in (1, 2))
+        known[x] = float(scale * (scale * Q - 2 * M))
+        return known[x]
+
+    # From a penalty at which the iteration always settles down to where the minimum is behind; up, where it is there.
+    (smallest, largest), distance = np.log(PENALTIES), float(np.log(10.0))
+    x = start = float(np.log(max(alpha, 1.0)))
+    if not np.isfinite(tried(start)):
+        raise ValueError(
+            f"theory did not find the best penalty at alpha = {alpha:g} by theory ({reasons[-1]}); give it as a number"
+        )
+    while x > smallest:
+        x = max(x - distance, smallest)
+        value, least = tried(x), min(known.values())
+        if prior + value > 1.02 * (prior + least) or value > 0.98 * least:
+            break
+    x = start
+    while x < largest and min(known, key=known.__getitem__) == x:
+        before, x = known[x], min(x + distance, largest)
+        if not tried(x) < before - 1e-12 * abs(before):
+            break
+    best = min(known, key=known.__getitem__)
+    bounds = max(best - distance, smallest), min(best + distance, largest)
+    minimize_scalar(tried, bounds=bounds, method="bounded", options={"xatol": 1e-5})
+    return float(np.exp(min(known, key=known.__getitem__)))

@@ -1,0 +1,412 @@
+r"""State evolution of GAMP with wrong assumptions, for data of another channel or prior than it knows.
+
+Order parameters are the overlap M of the estimate with the signal (rows: estimate), Q with itself, and V, its mean posterior
+variance under the assumptions. With latents ``z`` of the signal and ``omega`` of the estimate, jointly Gaussian with covariances
+T, M and Q, labels y of the true channel, and ``g`` the assumed channel's ``V^{-1} (E[z | y, omega, V] - omega)``,
+
+.. math::
+
+    \hat Q = -\kappa \alpha E \sum_c \frac{\partial g_c}{\partial \omega_c}, \qquad
+    \hat m = \kappa \alpha E \sum_c \frac{\partial g_c}{\partial z_c} = \kappa \alpha E \sum_c g_c g_c^{*T}, \qquad
+    \hat \chi = \kappa \alpha E \sum_c g_c g_c^T,
+
+with ``g^*`` of the true posterior given y and omega. The assumed prior denoises ``R = Qhat^{-1} (m S + chi^{1/2} Z)``:
+M, Q from the estimate, ``V = E[d denoise / dR] Qhat^{-1}``. A matrix ``R = s (S + sqrt(Delta) Z)``, ``s = m / Qhat``,
+``Delta = chi / m^2``, has eigenvalues ``s x`` and eigenvectors along which S has the mean ``xi(x)``, so that its denoiser f gives
+
+.. math:: M = E f(s x) \xi(x), \qquad Q = E f(s x)^2, \qquad V = \frac{E f(s x) (x - \xi(x))}{\Delta s \hat Q}.
+
+Right assumptions give M = Q, V = T - Q and one recursion. By Cauchy and Schwarz ``m^T chi^{-1} m`` is at most the information
+of the true posterior: nothing here is better than Bayes-optimal.
+
+A fixed point of the recursion attracts GAMP, with steps that are small enough, if a small error of the estimate shrinks in one
+iteration: with ``G_cc' = d g_c / d omega_c'`` and J the derivative of the denoiser, the map
+
+.. math:: X \mapsto E J \hat Q^{-1} \left(\kappa \alpha E \sum_{cc'} G_{cc'} X G_{cc'}^T\right) \hat Q^{-1} J^T
+
+of covariances has a spectral radius below 1 (de Almeida and Thouless).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import matching, namespace, send, to_host
+from smimbench.derive import denoise_step
+from smimbench.interfaces import AlgorithmPrediction, Array, Conditions, Host, Overlaps, ParameterError
+from smimbench.numerics import (
+    inverse_root,
+    monte_carlo_rng,
+    normal_points,
+    symmetric,
+    symmetric_root,
+    whitened_points,
+    with_floor,
+)
+from smimbench.problem import Problem
+from smimbench.theory import Check, compare, information_at, limit_point, offers_rough, overlap_at, prior_moments
+from smimbench_attention.algorithms.gamp.mismatched import SMALLEST_QHAT
+
+ROUGHLY = 1e-6
+"""Relative change that ends the recursion where numbers are not as good as that. Doubled: an iteration or two less."""
+
+KNOWN = 1e-12
+"""Added to errors, so that nothing is divided by zero where the signal is known. Doubled: no change but there."""
+
+
+PROBE = 1e-3
+"""Perturbation that slopes are measured with, in units of the noise. Doubled: edges of a spectrum are blurred twice as far."""
+
+
+def measured_variance(problem: Problem, R: Array, Qhat: Host, estimate: Array, probe: Host) -> Host:
+    """Mean posterior variance ``E[d denoise / dR] Qhat^{-1}`` (P, P) at what was observed, from the response to a probe.
+
+    The prior's own V is a mean over observations that would be made if the assumptions were right.
+    """
+    xp, axes = namespace(R), (-1, *[1] * (R.ndim - 1))
+    width = PROBE * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
+    push = xp.asarray(probe * width.reshape(axes), **matching(R))
+    moved = denoise_step(problem.prior, R + push, send(Qhat, R)).estimate - estimate
+    slope, size = (to_host(problem.model.inner(one, push)) for one in (moved, push))
+    V: Host = symmetric(slope @ np.linalg.inv(size) @ np.linalg.inv(Qhat))
+    return V
+
+
+class Accuracy(NamedTuple):
+    """Numerical settings.
+
+    Attributes
+    ----------
+    points, entries : int
+        Points of the integrals over latents, and entries that stand for a signal of low rank. Twice as many: half the error.
+    sets : int
+        Independent sets of points; their spread is the stated error.
+    start : float
+        Overlap of a start from which the prior mean would not move. Smaller: later steps, and the same ends.
+    damping : float
+        Weight of the old in every step, which moves no fixed point.
+    at_rest : float
+        Relative change of a step that ends the recursion.
+    iterations : int
+        Most steps.
+    """
+
+    points: int = 2**13
+    entries: int = 2**13
+    sets: int = 4
+    start: float = 1e-4
+    damping: float = 0.3
+    at_rest: float = 1e-10
+    iterations: int = 1000
+
+
+ACCURACY = Accuracy()
+
+
+class Orders(NamedTuple):
+    """Overlaps M with the signal and Q with itself, and the claimed error V of the estimate, (P, P) each."""
+
+    M: Host
+    Q: Host
+    V: Host
+
+
+class Message(NamedTuple):
+    """What the channel tells the prior: Qhat, m and chi, (P, P) each."""
+
+    Qhat: Host
+    m: Host
+    chi: Host
+
+
+class Lost(ValueError):
+    """The recursion has no numbers to go on with."""
+
+
+def _correction(exact: Host, sampled: Host) -> Host:
+    """Matrix c with ``c sampled c^T = exact``; where both are next to nothing, none."""
+    ratio = np.diagonal(exact) / np.maximum(np.diagonal(sampled), 1e-300)
+    if not (np.maximum(ratio, 1 / np.maximum(ratio, 1e-300)) < 2).all():
+        return np.eye(len(exact))
+    found: Host = symmetric_root(exact) @ inverse_root(sampled, 1e-12)
+    return found
+
+
+class Recursion:
+    """The recursion of a problem and the one that GAMP assumes, with one set of points."""
+
+    def __init__(self, problem: Problem, assumed: Problem, alpha: float, seed: int) -> None:
+        self.problem, self.assumed, self.seed = problem, assumed, seed
+        self.scale = problem.model.kappa * alpha
+        self.T = prior_moments(problem)[0]
+        P, C = problem.components, problem.model.sites
+        points = ACCURACY.points >> (3 if offers_rough(problem) else 0)  # whose posteriors are integrals
+        latents = whitened_points(2 * P * C, points, "wrong assumptions: latents", seed)
+        self.latents = latents.reshape(-1, 2, P, C).swapaxes(0, 1)
+
+    def start(self, tiny: float) -> Orders:
+        """Order parameters of the prior mean that is assumed, or of a small overlap where labels do not see that."""
+        second, known = prior_moments(self.assumed)
+        P = self.problem.components
+        if self.problem.channel.symmetry != "none" and not known.any():
+            own = tiny * np.diag(np.minimum(np.diagonal(second), np.diagonal(self.T)))
+            return Orders(own, own, second - own)
+        mean, other = (one.prior.mean(P, 64) for one in (self.assumed, self.problem))
+        return Orders(np.asarray(self.problem.model.inner(mean, other)), known, second - known)
+
+    def labelled(self, at: Orders) -> Iterator[tuple[Any, Any]]:
+        """Assumed and true posterior of the labels, each with its omega, V and g, at the points and at their negatives."""
+        root = symmetric_root(at.Q)
+        towards = at.M.T @ np.linalg.pinv(root, rcond=1e-12)
+        rest = self.T - towards @ towards.T
+        if not np.isfinite(rest).all() or np.linalg.eigvalsh(symmetric(rest))[0] < -1e-9:
+            raise Lost("its overlaps are not those of any estimate")
+        rest = symmetric(rest) + KNOWN * np.eye(len(rest))
+        channel: Any = self.problem.channel
+        for u in (self.latents[0], -self.latents[0]):
+            omega, known = root @ u, towards @ u
+            y = channel.forward(
+                known + symmetric_root(rest) @ self.latents[1],
+                rng=monte_carlo_rng("wrong assumptions: noise", self.seed),
+            )
+            yield (y, self.assumed.channel, omega, at.V), (y, channel, known, rest)
+
+    def message(self, at: Orders) -> Message:
+        """What the channel tells at these order parameters."""
+        C, sums, rest = self.problem.model.sites, [], None
+        for pair in self.labelled(at):
+            found = []
+            for y, channel, omega, V in pair:
+                posterior = channel.posterior(
+                    y, omega, V, rng=monte_carlo_rng("wrong assumptions: posterior", self.seed)
+                )
+                inverse = np.linalg.inv(V)
+                g = inverse @ (np.asarray(posterior.mean) - omega)
+                found.append((g, C * symmetric(inverse - inverse @ np.asarray(posterior.covariance) @ inverse)))
+            (g, own), (best, true) = found
+            rest = pair[1][3]
+            products = [np.einsum("npc,nqc->pq", a, b) / len(g) for a, b in ((g, best), (g, g), (best, best))]
+            sums.append((own, true, *products))
+        own, true, m, chi, square = (np.mean(parts, axis=0) for parts in zip(*sums))
+        if not all(np.isfinite(one).all() for one in (own, m, chi)):
+            raise Lost("the information of the labels is not finite")
+        # Corrected by what is known of the true posterior: its sampled information is off by the same chance.
+        rough = offers_rough(self.problem)
+        exact = information_at(self.problem, with_floor(self.T - rest, 0.0), rest, rough=rough).value
+        first, second = (_correction(exact, symmetric(one)) for one in (true, square))
+        if self.problem.channel.symmetry == "signs":
+            own, m, chi = (np.diag(np.diagonal(one)) for one in (own, m, chi))
+        Qhat = with_floor(first @ own @ first.T, SMALLEST_QHAT / self.scale)
+        return Message(*(self.scale * one for one in (Qhat, second @ m @ second.T, symmetric(second @ chi @ second.T))))
+
+    def denoised(self, by: Message) -> Orders:
+        """Order parameters of the assumed prior's estimate."""
+        if self.problem.model.rank == "extensive":
+            return self._matrix(by)
+        signal, noise = self._entries()
+        R = np.linalg.solve(by.Qhat, by.m @ signal + symmetric_root(by.chi) @ noise)
+        found = self._orders(self.assumed, by.Qhat, R, noise, by.chi)
+        # The true prior's estimate from the same numbers has known overlaps.
+        information = symmetric(by.m.T @ np.linalg.solve(by.chi, by.m))
+        twin = self._orders(
+            self.problem, information, signal + inverse_root(information, 1e-12) @ noise, noise, information
+        )
+        Q, V = overlap_at(self.problem, information)
+        return Orders(*(known + a - b for known, a, b in zip((Q, Q, V), found, twin)))
+
+    def _entries(self) -> tuple[Host, Host]:
+        """Entries (P, size) of the signal, with their second moment, and white noise orthogonal to them."""
+        P, size = self.problem.components, ACCURACY.entries
+        drawn = self.problem.prior.sample(monte_carlo_rng("wrong assumptions: signal", self.seed), P, size)
+        both = np.concatenate([drawn, normal_points(P, size, "wrong assumptions: entries", self.seed).T])
+        moments = np.block([[self.T, np.zeros((P, P))], [np.zeros((P, P)), np.eye(P)]])
+        both = np.linalg.cholesky(moments) @ np.linalg.solve(np.linalg.cholesky(both @ both.T / size), both)
+        return both[:P], both[P:]
+
+    def _orders(self, problem: Problem, Qhat: Host, R: Host, noise: Host, chi: Host) -> Orders:
+        estimate, size = np.asarray(problem.prior.denoise(R, Qhat).estimate), R.shape[1]
+        # Stein: E[f Z^T] = E[f'] Qhat^{-1} chi^{1/2}.
+        V = symmetric(estimate @ noise.T / size @ inverse_root(chi, 1e-12))
+        return Orders(estimate @ self._entries()[0].T / size, estimate @ estimate.T / size, V)
+
+    def _matrix(self, by: Message) -> Orders:
+        scale, _, x, xi, weights, f = self.spectrum(by)
+        Delta = float(by.chi[0, 0] / by.m[0, 0] ** 2)
+        parts = f * xi, f * f, f * (x - xi) / (Delta * scale * by.Qhat[0, 0])
+        return Orders(*(np.array([[one @ weights]]) for one in parts))
+
+    def spectrum(self, by: Message) -> tuple[float, float, Host, Host, Host, Host]:
+        """Scale of the observed matrix and noise that is assumed; nodes x, posterior means, weights, and denoised eigenvalues."""
+        nodes: list[Host] = []
+
+        def parts(x: Host, mean: Host, variance: Host) -> Host:
+            nodes.extend((x, mean))
+            return np.eye(len(x))
+
+        noise, scale = 1 / float(by.Qhat[0, 0]), float(by.m[0, 0] / by.Qhat[0, 0])
+        means: Any = self.problem.prior.law.spectral_means
+        weights = np.asarray(means(parts, float(by.chi[0, 0] / by.m[0, 0] ** 2)).value)
+        shrink: Any = self.assumed.prior.law.eigenvalue_map
+        x, mean = nodes
+        return scale, noise, x, mean, weights, np.asarray(shrink(scale * x, noise))
+
+    def step(self, at: Orders) -> Orders:
+        """Order parameters after one undamped iteration."""
+        found = self.denoised(self.message(at))
+        if not all(np.isfinite(one).all() for one in found):
+            raise Lost("its order parameters are not finite")
+        return found._replace(V=symmetric(found.V) + KNOWN * np.eye(len(found.V)))
+
+    def fixed_point(self, at: Orders) -> Orders:
+        """Where damped iterations come to rest; Lost where they do not."""
+        for _ in range(ACCURACY.iterations):
+            new = self.step(at)
+            far = max(float(np.abs(b - a).max() / max(np.abs(b).max(), ACCURACY.at_rest)) for a, b in zip(at, new))
+            at = Orders(*(ACCURACY.damping * a + (1 - ACCURACY.damping) * b for a, b in zip(at, new)))
+            known = np.diagonal(at.V).max() < 10 * KNOWN and far < ROUGHLY  # rounding is left
+            if far < ACCURACY.at_rest or known or (far < ROUGHLY and offers_rough(self.problem)):
+                return at
+        raise Lost("its state evolution does not come to rest")
+
+    def growth(self, at: Orders, by: Message) -> float:
+        """Factor by which the square of a small error of the estimate is multiplied in one iteration."""
+        P = self.problem.components
+        G: Any = 0.0
+        for (y, channel, omega, V), _ in self.labelled(at):
+            rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
+            found = channel.posterior(y, omega, V, second_moment=True, rng=rng)
+            mean, inverse = np.asarray(found.mean), np.linalg.inv(V)
+            own = np.asarray(found.second_moment) - mean[..., None, None] * mean[:, None, None]
+            own = np.einsum("ap,npcqd,qb->nacbd", inverse, own, inverse)
+            own -= inverse[None, :, None, :, None] * np.eye(mean.shape[2])[None, None, :, None, :]
+            G = G + np.einsum("nacbd,necfd->aebf", own, own) / len(own) / 2
+        spread = np.linalg.inv(by.Qhat)
+        K = self.scale * np.einsum("ax,xybf,ye->aebf", spread, G, spread)
+        J = self._slopes(by)
+        whole = np.einsum("aebf,bfxy->aexy", J, K)
+        return float(np.abs(np.linalg.eigvals(whole.reshape(P * P, P * P))).max())
+
+    def _slopes(self, by: Message) -> Host:
+        """Mean products ``J_ab J_ef`` (a, e, b, f) of slopes of the assumed denoiser."""
+        if self.problem.model.rank == "extensive":
+            scale, noise, x, _, weights, f = self.spectrum(by)
+            lam = scale * x
+            shrink: Any = self.assumed.prior.law.eigenvalue_map
+            step = 1e-5 * noise**0.5
+            own = (np.asarray(shrink(lam + step, noise)) - np.asarray(shrink(lam - step, noise))) / (2 * step)
+            gap = lam[:, None] - lam[None, :]
+            near = np.abs(gap) < step
+            slopes = np.where(near, own[:, None], (f[:, None] - f[None, :]) / np.where(near, 1.0, gap))
+            return np.full((1, 1, 1, 1), weights @ (slopes * slopes) @ weights)
+        signal, Z = self._entries()
+        R = np.linalg.solve(by.Qhat, by.m @ signal + symmetric_root(by.chi) @ Z)
+        small = 1e-4 * np.sqrt(np.diagonal(np.linalg.inv(by.Qhat)))
+        at = np.asarray(self.assumed.prior.denoise(R, by.Qhat).estimate)
+        moved = [np.asarray(self.assumed.prior.denoise(R + one[:, None], by.Qhat).estimate) for one in np.diag(small)]
+        J = np.stack([(one - at) / size for one, size in zip(moved, small)], axis=1)  # (P, P, size)
+        return np.asarray(np.einsum("abi,efi->aebf", J, J) / R.shape[1])
+
+
+def mismatched_theory(
+    problem: Problem, assumed: Problem, alpha: float, conditions: Conditions
+) -> AlgorithmPrediction | str:
+    """The fixed point of GAMP for ``assumed`` on data of ``problem``, or why there is none."""
+    if problem.features is not None or problem.mixing is not None:
+        return "with wrong assumptions its theory is for independent tokens"
+    if conditions.start not in ("uninformed", "informed"):
+        return f"with wrong assumptions its theory does not know the start {conditions.start!r}"
+    if problem.model.rank == "extensive" and (
+        problem.components > 1 or None in (problem.prior.law.spectral_means, assumed.prior.law.eigenvalue_map)
+    ):
+        return "with wrong assumptions its theory is for one matrix with a prior that gives its spectral law"
+    found: list[Orders] = []
+    told: list[Message] = []
+    growth = 0.0
+    try:
+        for seed in range(ACCURACY.sets):
+            recursion = Recursion(problem, assumed, alpha, seed)
+            at = found[0] if found else recursion.start(0.99 if conditions.start == "informed" else ACCURACY.start)
+            found.append(recursion.fixed_point(at))
+            told.append(recursion.message(found[-1]))
+            growth = max(growth, recursion.growth(found[-1], told[-1]))
+    except (Lost, ParameterError, np.linalg.LinAlgError) as error:
+        return f"GAMP with these assumptions does not converge: {error}"
+    if growth > 1:
+        return f"GAMP with these assumptions does not converge: errors grow by {growth:.3g} in every iteration"
+    T = prior_moments(problem)[0]
+    V = np.mean([one.V for one in found], axis=0)
+    point = limit_point(
+        problem, alpha, [[Overlaps(T, one.M, one.Q)] for one in found], method="state evolution, wrong assumptions",
+        branch="informed" if conditions.start == "informed" else "own", V=V,
+    )  # fmt: skip
+    at = Orders(*(np.mean(parts, axis=0) for parts in zip(*found)))
+    by = Message(*(np.mean(parts, axis=0) for parts in zip(*told)))
+    errors = Message(*(np.std(parts, axis=0, ddof=1) / len(told) ** 0.5 for parts in zip(*told)))
+    spread = np.std([one.V for one in found], axis=0, ddof=1) / len(found) ** 0.5
+    return replace(point, draws=lambda: by_draws(problem, assumed, point, at, by, errors, spread))
+
+
+DRAWS, BATCHES, DIMENSION = 500, 40, 120
+"""Draws of labels in a batch, batches, and dimension of matrices that are denoised. Each doubled: half the variance."""
+
+
+def by_draws(
+    problem: Problem,
+    assumed: Problem,
+    point: AlgorithmPrediction,
+    at: Orders,
+    by: Message,
+    errors: Message,
+    spread: Host,
+) -> list[Check]:
+    """The numbers of a point against plain draws: what labels tell, error and V (with its error ``spread``) of what is denoised.
+
+    m is the mean product of g with the latents of the signal less their mean given omega, without the true posterior. V is
+    what a run measures, the response of the denoiser to a probe, without the spectral law or Stein's lemma.
+    """
+    P, C, T = problem.components, problem.model.sites, prior_moments(problem)[0]
+    (M, Q, V), (Qhat, m, chi), alpha = at, by, point.more["alpha"]
+    scale, towards = problem.model.kappa * alpha, M.T @ np.linalg.inv(Q)
+    rest, inverse = T - towards @ M, np.linalg.inv(V)
+    what = f"{problem.identity} {assumed.identity} {alpha!r}"
+    channel, told = assumed.channel, []
+    for batch in range(BATCHES):
+        rng = monte_carlo_rng(f"wrong assumptions: draws {what}", batch)
+        one, two = rng.standard_normal((2, DRAWS, P, C))
+        omega, shift = symmetric_root(Q) @ one, symmetric_root(rest) @ two
+        found = channel.posterior(problem.channel.forward(towards @ omega + shift, rng=rng), omega, V, rng=rng)
+        g = inverse @ (np.asarray(found.mean) - omega)
+        own = C * (inverse - inverse @ np.asarray(found.covariance) @ inverse)
+        products = (np.einsum("npc,nqc->pq", g, other) / DRAWS for other in (np.linalg.inv(rest) @ shift, g))
+        told.append([scale * np.diagonal(one) for one in (own, *products)])
+    checks = [
+        compare(name, p, one[p, p], error[p, p], np.array([batch[k][p] for batch in told]), effective=np.inf)
+        for k, (name, one, error) in enumerate(zip(Message._fields, by, errors))
+        for p in range(P)
+    ]
+    size = DIMENSION if problem.model.rank == "extensive" else DRAWS * DIMENSION
+    denoised: list[list[Host]] = []
+    for D in (size // 2, size):
+        rng = monte_carlo_rng(f"wrong assumptions: denoised {what}", D)
+        denoised.append([])
+        for _ in range(BATCHES):
+            signal, noise = problem.prior.sample(rng, P, D), problem.model.draw_noise(rng, P, D)
+            R = np.tensordot(np.linalg.inv(Qhat) @ m, signal, 1)
+            R = R + np.tensordot(np.linalg.inv(Qhat) @ symmetric_root(chi), noise, 1)
+            estimate = np.asarray(denoise_step(assumed.prior, R, Qhat).estimate)
+            probe = problem.model.draw_noise(rng, P, D)
+            claimed = measured_variance(assumed, R, Qhat, estimate, probe)
+            both = problem.model.inner(signal - estimate, signal - estimate), claimed
+            denoised[-1].append(np.array([np.diagonal(one) for one in both]))
+    small, large = np.array(denoised)  # what the size does is taken to fall as its inverse, and counted as an error
+    bias = np.abs((large - small).mean(axis=0))
+    printed = (("signal", point.mse, point.mse_error), ("V", np.diagonal(V), np.diagonal(spread)))
+    return checks + [
+        compare(name, p, one[p], error[p], (2 * large - small)[:, k, p], bias[k, p], effective=np.inf)
+        for k, (name, one, error) in enumerate(printed)
+        for p in range(P)
+    ]

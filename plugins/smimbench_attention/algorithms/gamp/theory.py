@@ -1,0 +1,232 @@
+r"""State evolution of GAMP: the fixed point reached from its start, its trajectory, and corrections of order 1/D.
+
+Undamped, an iteration maps overlaps to overlaps exactly as D goes to infinity. Runs from the prior mean, or from an informed
+start, are on the Bayes-optimal line, where the predicted error V is the true one, and stay there:
+
+.. math:: \hat Q = \kappa \alpha\, I(Q, V), \qquad (Q, V) = \mathrm{overlap}(\hat Q),
+
+the equations of theory's fixed points, so the trajectory ends at one. A random start has an overlap by chance and is off the
+line; its trajectory is sampled several times (``smimbench_attention.algorithms.gamp.mismatched``), and the spread is the error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
+from smimbench.numerics import symmetric_logarithm, with_floor
+from smimbench.problem import Problem
+from smimbench.theory import (
+    aligned,
+    competing,
+    exponential,
+    information_at,
+    offers_rough,
+    overlap_at,
+    point_document,
+    prior_moments,
+    scores,
+)
+from smimbench_attention.algorithms.gamp.mismatched import ACCURACY, SMALLEST_QHAT, OrderParameters, sampled_step
+
+
+def gamp_theory(
+    problem: Problem, alpha: float, conditions: Conditions, V: Host | None, *, damped: bool
+) -> AlgorithmPrediction:
+    """Theory's prediction for GAMP, with its trajectory or the reason why there is none; ``V``: see ``_trajectory``.
+
+    Where two branches compete, a run that begins at the prior mean, or near it, ends on the uninformed one, and one that begins
+    near the signal on the informed one. Students that start alike agree.
+    """
+    points = conditions.points or tuple(point_document(problem, found) for found in competing(problem, [alpha])[0])
+    wanted = "informed" if conditions.start == "informed" else "uninformed"
+    end = next((point for point in points if point["branch"] == wanted), points[0])
+    correction = first_correction(problem, alpha)
+    point = AlgorithmPrediction.of_point(
+        end, between_students=end["overlap"], finite_size=None if correction is None else {"mse": correction}
+    )
+    if not conditions.trajectory:
+        return point
+    found: dict[str, list[Any]] | str
+    if damped:
+        found = "it is damped, which moves no fixed point but has no recursion; give damping = 0"
+    elif conditions.start not in ("uninformed", "informed"):
+        found = f"its start, {conditions.start!r}, depends on the data"
+    else:
+        found = _trajectory(problem, alpha, conditions, V, end)
+    return replace(point, trajectory=found)
+
+
+def random_start_error(problem: Problem, information: float) -> Host:
+    """Error V (P, P) that a random start of this information predicts for itself."""
+    V: Host = overlap_at(problem, information * np.eye(problem.components))[1]
+    return V
+
+
+def first_correction(problem: Problem, alpha: float) -> list[float] | None:
+    r"""Coefficients b of ``MSE = limit + b / D`` per component, for Gaussian signals and linear labels; otherwise None.
+
+    There GAMP ends at the posterior mean of every instance, and its error is the Stieltjes transform of a real Wishart matrix at
+    minus the noise. With N = T n rows, ``r = N / D`` and ``S(z) = E tr (X^T X / D - z)^{-1} / D``, integration by parts gives
+
+    .. math:: 1 + z S = r S - S (1 + z S) - \frac1D (S + z S') + O(1/D^2), \qquad z = -\Delta,
+
+    so that with ``F = 1 + z - r + 2 z S``, the slope of this equation in S, and ``S' = -(S + S^2) / F``,
+
+    .. math:: E\,\mathrm{MSE} = \Delta S + \frac{b}{D}, \qquad b = -\Delta\, \frac{S + z S'}{F}.
+
+    Derived; checked by tests/algorithms/test_gamp_theory.py against exact posteriors of small sizes. In other problems the
+    denoiser or the labels are not linear, and corrections contain the fluctuations of order parameters.
+    """
+    spec = problem.spec
+    names = [spec[kind]["name"] for kind in ("model", "channel", "prior")]
+    plain = names == ["sequence-multi-index", "linear", "gaussian"]
+    plain = plain and problem.variances is None and problem.mixing is None
+    if not plain or not spec["channel"]["noise"] > 0:
+        return None
+    noise, r = float(spec["channel"]["noise"]), alpha * problem.model.tokens
+    z = -noise
+    # z S^2 + (1 + z - r) S + 1 = 0, the positive root, in the form in which nothing cancels.
+    linear = 1 + z - r
+    root = math.sqrt(linear * linear - 4 * z)
+    S = (linear + root) / (-2 * z) if linear > 0 else 2 / (root - linear)
+    slope = linear + 2 * z * S
+    derivative = -(S + S * S) / slope
+    return [-noise * (S + z * derivative) / slope] * problem.components
+
+
+def _trajectory(
+    problem: Problem, alpha: float, conditions: Conditions, V: Host | None, end: dict[str, Any]
+) -> dict[str, list[Any]] | str:
+    """Trajectory of undamped iterations (``iteration``, ``mse``, ``mse_error``, ``overlap``), or the reason why there is
+    none.
+
+    ``V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
+    """
+    start = _start(problem, conditions, V)
+    if problem.variances is not None and not start.is_bayes_optimal:
+        return "its trajectory from a random start is not known for features with a spectrum"
+    steps = min(conditions.iterations or ACCURACY.iterations, ACCURACY.iterations)
+    information = information_along(
+        problem, start.own(problem), start.V, np.asarray(end["overlap"], dtype=float).reshape(start.V.shape)
+    )
+    second = np.diagonal(prior_moments(problem)[0])
+    paths: list[list[Overlaps]] = []
+    at_rest = True
+    for seed in range(1 if start.is_bayes_optimal else ACCURACY.sets):
+        path, rests = _path(problem, alpha, start, steps, information, seed)
+        paths.append(path)
+        at_rest &= rests
+        mse, error, overlap = _summary(problem, paths)
+        # Two sets that are far apart will not agree with more of them.
+        if not (error < ACCURACY.unknown * second * np.sqrt(ACCURACY.sets / len(paths))).all():
+            return "its trajectory from a random start is not known: it changes with the points that it is sampled with"
+    there, uncertain = (np.atleast_1d(end[name]) for name in ("mse", "mse_error"))
+    if at_rest and (np.abs(mse[-1] - there) > ACCURACY.arrived * second + 4 * (uncertain + error[-1])).any():
+        ends = [", ".join(f"{value:.3g}" for value in values) for values in (mse[-1], there)]
+        return f"its trajectory rests at the error {ends[0]}, not at its fixed point, which has {ends[1]}"
+    return {
+        "iteration": list(range(len(mse))),
+        "mse": mse.tolist(),
+        "mse_error": error.tolist(),
+        "overlap": overlap.tolist(),
+    }
+
+
+def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host, Host]:
+    """Mean error, its standard error and mean overlap (iterations, P), in the units of the metrics.
+
+    A path at rest stays where it is. One path has no error; numbers that are not finite have an infinite one.
+    """
+    longest = max(map(len, paths))
+    found = []
+    for path in paths:
+        whole = [aligned(problem, one) for one in [*path, *path[-1:] * (longest - len(path))]]
+        found.append(scores(Overlaps(*(np.stack(parts) for parts in zip(*whole)))))
+    mse = np.stack([one["mse"] for one in found])
+    overlap = np.mean([one["squared_cosine" if problem.model.rank == "low" else "overlap"] for one in found], axis=0)
+    spread = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse)) if len(mse) > 1 else np.zeros_like(mse[0])
+    return mse.mean(axis=0), np.where(np.isfinite(mse).all(axis=0), spread, np.inf), overlap
+
+
+def _start(problem: Problem, conditions: Conditions, V: Host | None) -> OrderParameters:
+    """Order parameters of the initial states as D grows.
+
+    Their norms differ from the second moment by chance, which the limit does not contain. An informed start enters by its overlap
+    with itself. A random one has an overlap with the signal that is chance alone, but grows from there: it is that of the runs.
+    """
+    second, known = prior_moments(problem)
+    moved = [aligned(problem, one) for one in conditions.starts]
+    if V is None:
+        if not moved or conditions.start != "informed":
+            return OrderParameters.bayes_optimal(second - known)
+        norms = [np.sqrt(np.diagonal(second) / np.diagonal(np.asarray(one.truth, dtype=float))) for one in moved]
+        own = [norm[:, None] * np.asarray(one.own, dtype=float) * norm for norm, one in zip(norms, moved)]
+        return OrderParameters.bayes_optimal(second - np.mean(own, axis=0))
+    own_overlap = second - V
+    cross = np.mean([one.cross for one in moved], axis=0) if moved else own_overlap
+    if problem.channel.symmetry == "signs":
+        cross = np.diag(np.diagonal(cross))  # the rest has either sign, and no mean
+    return OrderParameters(V, second - cross - cross.T + own_overlap, cross.T - own_overlap)
+
+
+def _path(
+    problem: Problem,
+    alpha: float,
+    at: OrderParameters,
+    steps: int,
+    information: Callable[[Host, Host], Host],
+    seed: int,
+) -> tuple[list[Overlaps], bool]:
+    """Overlaps before the first iteration and after each one, and whether they became stationary."""
+    second = prior_moments(problem)[0]
+    scale = problem.model.kappa * alpha
+    at_rest = ACCURACY.roughly_at_rest if offers_rough(problem) else ACCURACY.at_rest
+    path = [at.overlaps(problem)]
+    for _ in range(steps):
+        before = at
+        Qhat = scale * information(second - at.V, at.V)
+        if not at.is_bayes_optimal:
+            Qhat = with_floor(Qhat, SMALLEST_QHAT)
+        matched = OrderParameters.bayes_optimal(overlap_at(problem, Qhat)[1])
+        at = matched if at.is_bayes_optimal else sampled_step(problem, alpha, at, Qhat, matched, seed)
+        path.append(at.overlaps(problem))
+        if not np.isfinite(at.E).all():
+            return path, False
+        if (np.diagonal(at.E) < 1e-13 * np.diagonal(second)).all():  # the signal is known
+            return path, True
+        pairs = ((before.own(problem), at.own(problem)), (before.E, at.E), (before.V, at.V))
+        if all((np.abs(np.diagonal(b - a)) <= at_rest * np.diagonal(b)).all() for a, b in pairs):
+            return path, True
+    return path, False
+
+
+def information_along(problem: Problem, Q: Host, V: Host, end: Host | None = None) -> Callable[[Host, Host], Host]:
+    """Information as a function of overlap and error (P, P), tabulated for many steps from Q, V to the overlap ``end``.
+
+    Where a channel offers rough values, these are used, shifted to the accurate ones at both ends: the logarithm of their ratio
+    hardly varies, and is interpolated in the trace of Q.
+    """
+    if not offers_rough(problem):
+        return lambda Q, V: information_at(problem, Q, V).value
+    second = prior_moments(problem)[0]
+    ends = [(Q, V)]
+    if end is not None and (np.diagonal(second - end) > 0).all():
+        ends.append((end, np.diag(np.diagonal(second - end))))
+
+    def logarithm(Q: Host, V: Host, rough: bool) -> Host:
+        return symmetric_logarithm(information_at(problem, Q, V, rough=rough).value)
+
+    ratios = [logarithm(*pair, rough=False) - logarithm(*pair, rough=True) for pair in ends]
+    first, last = (float(np.trace(pair[0])) for pair in (ends[0], ends[-1]))
+
+    def found(Q: Host, V: Host) -> Host:
+        share = float(np.clip((np.trace(Q) - first) / (last - first), 0.0, 1.0)) if last != first else 0.0
+        return exponential(logarithm(Q, V, rough=True) + (1 - share) * ratios[0] + share * ratios[-1])
+
+    return found

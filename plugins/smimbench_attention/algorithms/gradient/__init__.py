@@ -1,0 +1,332 @@
+"""Base class of gradient methods (batches, schedules, constraints, students); each method adds its rule for a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import NarrowInputs, StreamedInputs, matching, namespace, to_host
+from smimbench.derive import gives_probabilities, observable
+from smimbench.interfaces import (
+    Algorithm,
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Conditions,
+    Data,
+    Host,
+    Info,
+    Plan,
+    require,
+)
+from smimbench.problem import Problem
+from smimbench_attention.algorithms.gradient.loss import LOSSES, LossGradient, fitting_loss, loss_gradient, surrogate
+from smimbench_attention.algorithms.nuclear.limit import spectrum, wide_factor_point
+
+SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
+"""And the parameters that each needs."""
+
+SURROGATE_BETA = (1.0, 20.0)
+"""First and last inverse temperature of the softmax that replaces hardmax."""
+
+DEFAULT_STEPS = 1000
+"""Steps of a run that gives neither steps nor epochs."""
+
+SEEN_AGAIN = "on samples seen again only sgd and muon have a theory, for signals of low rank"
+
+
+class DescentState(NamedTuple):
+    """State of a gradient method; with students, factor and signal have one more axis in front."""
+
+    factor: Array
+    signal: Array  # what the factor stands for
+    memory: tuple[Array, ...]  # of the method: momentum, moments
+    targets: Array  # labels as a user would measure them
+    order: Host  # samples of this epoch that are still to be used
+    rng: np.random.Generator  # order of the samples, or the stream of fresh ones
+    norm: Array | None  # mean square of the estimate's entries, where labels do not determine their scale
+    loss: str
+    total: int  # steps that will be made
+    done: int = 0  # steps made
+    samples: int = 0  # processed so far, repeated ones counted each time
+
+
+@dataclass(frozen=True)
+class Descent(Algorithm):
+    """Base class of gradient methods; subclasses document the parameters.
+
+    A method of one's own is a subclass with a rule for its step, ``move``, and where that remembers something ``first_memory``.
+    """
+
+    learning_rate: float = 0.1
+    steps: int | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    online: bool = False
+    loss: str | None = None
+    schedule: str = "constant"
+    decay_steps: int | None = None
+    decay_factor: float | None = None
+    spherical: bool = False
+    width: int | None = None
+    surrogate_beta: tuple[float, float] | None = None
+
+    capabilities = Capabilities()
+
+    def __post_init__(self) -> None:
+        require(self, "learning_rate", self.learning_rate > 0, "> 0")
+        for key in ("steps", "epochs", "batch", "width", "decay_steps"):
+            value = getattr(self, key)
+            require(self, key, value is None or value >= 1, "at least 1")
+        require(self, "epochs", None in (self.steps, self.epochs), "left out where steps are given")
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "steps", DEFAULT_STEPS)
+        require(
+            self, "batch", not (self.online and self.batch is None), "given with online = true: fresh samples of a step"
+        )
+        require(self, "epochs", not (self.online and self.epochs), "left out with online = true; give steps")
+        require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
+        require(self, "schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
+        for key in ("decay_steps", "decay_factor"):
+            needed = key in SCHEDULES[self.schedule]
+            rule = f"{'given' if needed else 'left out'} with schedule = {self.schedule!r}"
+            require(self, key, needed == (getattr(self, key) is not None), rule)
+        require(self, "decay_factor", self.decay_factor is None or 0 < self.decay_factor <= 1, "in (0, 1]")
+        low, high = self.surrogate_beta or SURROGATE_BETA
+        require(self, "surrogate_beta", 0 < low <= high < math.inf, "two numbers > 0, the second not below the first")
+
+    # -- contract --------------------------------------------------------------------------------------------------
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Reason why this problem cannot be learned by gradients, or None."""
+        differentiable = problem.channel.vjp is not None
+        if not differentiable and surrogate(problem, 1.0) is None:
+            return f"channel {problem.channel.name!r} has no derivative"
+        if differentiable and self.surrogate_beta is not None:
+            return "surrogate_beta applies to channels without a derivative only; remove it"
+        if problem.prior.factor is None:
+            return f"prior {problem.prior.name!r} has no factor to descend on"
+        if self.width is not None and problem.model.rank == "low":
+            return "width applies to attention-indexed models only; remove it"
+        if self.loss == "cross-entropy" and not gives_probabilities(problem):
+            return (
+                f"cross-entropy needs labels that are probabilities, unlike those of channel {problem.channel.name!r}"
+            )
+        return None
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+        """None: entries that have a step size of their own each follow other equations than those of ``sgd``."""
+        return "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
+
+    def _minimum(
+        self, problem: Problem, alpha: float, conditions: Conditions, decay: float
+    ) -> AlgorithmPrediction | str:
+        """Theory's minimum of ``[sum_mu l + (decay/2) |W|^2] / D`` for full-batch descent, or why there is no theory."""
+        whole = not self.online and self.batch is None and not self.spherical
+        if not (decay and whole and problem.model.rank == "extensive"):
+            return SEEN_AGAIN
+        if (self.loss or fitting_loss(problem)) != "squared":
+            return "the minimum of its loss has no theory here: it is not the squared error"
+        return wide_factor_point(problem, alpha, decay, conditions.dimension, self.width)
+
+    def plan(self, data: Data) -> Plan:
+        """Number of steps of a run on this data, and what a step reads."""
+        n = data.inputs.shape[0]
+        size = n if self.batch is None else self.batch if self.online else min(self.batch, n)
+        steps = int(self.epochs or 0) * math.ceil(n / size) if self.steps is None else self.steps
+        # Products with the factor are small in comparison.
+        return Plan(steps, size, draws_fresh=self.online, cost=lambda problem, data: problem.pass_cost(data, size))
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None) -> DescentState:
+        """Initial iid N(0, 1) factor; with ``students``, so many on one leading axis, which see the same samples."""
+        if self.online and data.fresh is None:
+            raise ValueError("online learning needs fresh samples, but none are available for this data set")
+        xp, place, prior = namespace(data.inputs), matching(data.inputs), problem.prior
+        basis: Any = prior.factor
+        draws = [basis.draw(rng, problem.components, data.dimension, self.width) for _ in range(students or 1)]
+        axes = _component_axes(problem, data)
+        factor = xp.asarray(draws[0] if students is None else np.stack(draws), **place)
+        if self.spherical:
+            factor = _on_sphere(factor, axes)
+        norm = None
+        if problem.channel.vjp is None:
+            second = np.diagonal(prior.second_moment(problem.components))
+            spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
+            norm = xp.reshape(xp.asarray(second / spread, **place), (-1, *[1] * len(axes)))
+        return DescentState(
+            factor,
+            basis.compose(factor),
+            self.first_memory(factor),
+            targets=xp.astype(observable(problem.channel, data.labels), data.inputs.dtype),
+            order=np.empty(0, dtype=np.int64),
+            rng=rng,
+            norm=norm,
+            loss=self.loss or fitting_loss(problem),
+            total=int(self.plan(data).steps or 0),
+        )
+
+    def step(self, problem: Problem, data: Data, state: DescentState) -> tuple[DescentState, Info]:
+        """One gradient step; the residual is the relative change of the factor (of the student that moves most)."""
+        xp = namespace(state.factor)
+        basis: Any = problem.prior.factor
+        inputs, targets, order = self._take(problem, data, state)
+        channel, notes = self._channel(problem, state.done / max(state.total - 1, 1))
+        size, axes, samples = inputs.shape[0], _component_axes(problem, data), state.samples
+        norm, penalty = self.normalisation(problem, data, size), self.penalty(data)
+
+        def objective(factor: Array) -> LossGradient:
+            nonlocal samples
+            samples += size
+            signal = state.signal if factor is state.factor else None
+            found = loss_gradient(problem, inputs, targets, factor, channel=channel, loss=state.loss, signal=signal)
+            value, gradient = norm * found.loss, norm * found.gradient
+            if penalty:
+                value = value + penalty / 2 * xp.sum(factor * factor, axis=tuple(range(value.ndim, factor.ndim)))
+                gradient = gradient + penalty * factor
+            return LossGradient(value, gradient)
+
+        rate = self._rate(state.done, state.total)
+        factor, memory = self.advance(objective, state.factor, state.memory, rate, state.done + 1)
+        if self.spherical:
+            factor = _on_sphere(factor, axes)
+        new = state._replace(
+            factor=factor,
+            signal=basis.compose(factor),
+            memory=memory,
+            done=state.done + 1,
+            samples=samples,
+            order=order,
+        )
+        change, axes = factor - state.factor, (axes[0] - 1, *axes)  # all components of a student
+        residual = xp.max(xp.sqrt(xp.mean(change * change, axis=axes) / xp.mean(factor * factor, axis=axes)))
+        estimate = self.estimate(new)  # where labels leave the scale open, that of the factor means nothing
+        overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
+        overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
+        if data.start is not None:
+            notes.append("the given start is not used: gradient methods begin with a random factor")
+        return new, Info(residual, self_overlap=overlap, warning="; ".join(notes) or None, samples=new.samples)
+
+    def estimate(self, state: DescentState) -> Array:
+        """Signal formed from the factor, rescaled to the prior's norm where labels do not determine the norm."""
+        if state.norm is None:
+            return state.signal
+        xp = namespace(state.signal)
+        axes = tuple(range(-state.norm.ndim + 1, 0))
+        size = xp.mean(state.signal * state.signal, axis=axes, keepdims=True)
+        return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
+
+    def findings(self, state: DescentState) -> dict[str, Any]:
+        """Spectrum of a matrix under weight decay, where there may be a theory (see ``_minimum``); otherwise nothing."""
+        shape = state.signal.shape
+        if not getattr(self, "weight_decay", 0) or len(shape) < 3 or shape[-1] != shape[-2]:
+            return {}
+        values = spectrum(state.signal, state.factor.shape[-2] == shape[-2])  # else it is Q above K
+        return {"spectrum": to_host(values).reshape(-1).tolist()}
+
+    # -- what a method adds: only ``move`` has to be given ----------------------------------------------------------------
+
+    def first_memory(self, factor: Array) -> tuple[Array, ...]:
+        """Initial memory of the method (e.g. a velocity); empty unless a method overrides it."""
+        return ()
+
+    def advance(
+        self,
+        objective: Callable[[Array], LossGradient],
+        factor: Array,
+        memory: tuple[Array, ...],
+        rate: float,
+        count: int,
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """One step: ``move`` along one gradient of ``objective``, which counts its samples, so that a method may take several."""
+        return self.move(factor, objective(factor).gradient, memory, rate, count)
+
+    def move(
+        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """Rule for one step, to be defined by each method.
+
+        Parameters
+        ----------
+        factor, gradient : array
+            What is descended on, and the gradient there times ``normalisation``; with students, one more axis in front.
+        memory : tuple of array
+            What this rule returned at the last step; ``first_memory`` at the first.
+        rate : float
+            Learning rate of this step, by the schedule.
+        count : int
+            1 at the first step.
+
+        Returns
+        -------
+        factor, memory
+            After the step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method 'move', the rule for its step")
+
+    def normalisation(self, problem: Problem, data: Data, size: int) -> float:
+        """Factor of the gradient of the loss summed over a batch of ``size`` samples: 1 over its sample ratio."""
+        return 1 / problem.model.sample_ratio(size, data.dimension)
+
+    def penalty(self, data: Data) -> float:
+        """Factor of the penalty ``|W|^2 / 2`` in the objective."""
+        return 0.0
+
+    # -- the parts of a step ---------------------------------------------------------------------------------------
+
+    def _take(self, problem: Problem, data: Data, state: DescentState) -> tuple[Array, Array, Host]:
+        """Inputs and targets of this step, and the remaining samples of the epoch."""
+        n = data.inputs.shape[0]
+        if self.online:
+            assert data.fresh is not None
+            inputs, labels = data.fresh(state.rng, int(self.batch or 1))
+            target = namespace(inputs).astype(observable(problem.channel, labels), inputs.dtype)
+            return inputs, target, state.order
+        size = min(self.batch or n, n)
+        if size == n:
+            return data.inputs, state.targets, state.order
+        if isinstance(data.inputs, StreamedInputs) and not isinstance(data.inputs, NarrowInputs):
+            raise ValueError(
+                "shuffled minibatches need inputs that fit the device; use the full batch, or online = true"
+            )
+        order = state.order if len(state.order) else state.rng.permutation(n)
+        xp = namespace(data.inputs)
+        chosen = xp.asarray(order[:size], **matching(data.inputs, xp.int64))
+        stored = data.inputs.stored if isinstance(data.inputs, NarrowInputs) else data.inputs
+        inputs = xp.astype(xp.take(stored, chosen, axis=0), data.inputs.dtype, copy=False)
+        return inputs, xp.take(state.targets, chosen, axis=0), order[size:]
+
+    def _channel(self, problem: Problem, progress: float) -> tuple[Any, list[str]]:
+        """The channel to differentiate, with warnings."""
+        notes = ["online: every step drew fresh samples; the row is at the sample ratio of all of them"] * self.online
+        if problem.channel.vjp is not None:
+            return problem.channel, notes
+        low, high = self.surrogate_beta or SURROGATE_BETA
+        note = (
+            f"surrogate: hardmax has no derivative, so softmax with beta annealed from {low:g} to {high:g} was "
+            f"descended on; its scale is the prior's"
+        )
+        return surrogate(problem, low * (high / low) ** progress), [note, *notes]
+
+    def _rate(self, count: int, total: int) -> float:
+        if self.schedule == "step":
+            return self.learning_rate * float(self.decay_factor or 1) ** (count // int(self.decay_steps or 1))
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + math.cos(math.pi * count / total)) / 2
+        if self.schedule == "1/t":
+            return self.learning_rate / (1 + count / int(self.decay_steps or 1))
+        return self.learning_rate
+
+
+def _component_axes(problem: Problem, data: Data) -> tuple[int, ...]:
+    """Axes of one component in the signal, (D,) or (D, D), and in the factor, (D,) or (D, width)."""
+    return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
+
+
+def _on_sphere(factor: Array, axes: tuple[int, ...]) -> Array:
+    """Scale every component to the norm of iid N(0, 1) entries."""
+    xp = namespace(factor)
+    return factor / xp.sqrt(xp.mean(factor * factor, axis=axes, keepdims=True))

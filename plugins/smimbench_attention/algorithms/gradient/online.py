@@ -1,0 +1,304 @@
+r"""Online gradient descent for low-rank signals: closed equations of the overlaps in the limit, and their law at finite D.
+
+A step of ``sgd`` on B fresh samples moves the student W (P, D) by
+
+.. math::
+
+    G = \frac{D}{B} \sum_{\mu=1}^{B} \sum_c \frac{g_{\mu c} x_{\mu c}^T}{\sqrt D}, \qquad g = \frac{\partial l}{\partial z},
+    \qquad v \leftarrow m v + G + \lambda W, \qquad W \leftarrow W - \eta v.
+
+Fresh inputs are independent of W, so the local fields ``(z, z*)`` of student and teacher are Gaussian with the overlaps as
+covariance, and G is ``A W + A* W*`` plus noise that is orthogonal to both (Stein's lemma). The overlaps
+``T = W* W*^T / D``, ``M = W W*^T / D`` and ``Q = W W^T / D`` therefore close, up to terms that vanish with 1/D:
+
+.. math::
+
+    M' - M = -\eta (E[g z^{*T}] + \lambda M), \qquad
+    Q' - Q = -\eta (E[g z^T] + E[z g^T] + 2 \lambda Q) + \eta^2 \Big(\frac{D}{B} E[g g^T] + \text{drift}^2\Big)
+
+(without momentum; the sums over tokens are in the expectations). With momentum v joins W in the same way. For linear labels
+the means of the overlaps obey it at every D, with ``drift^2`` larger by the factor ``1 + 1 / (B C)``: C the tokens, Wick's
+theorem. With ``B / D = b`` fixed this recursion is the limit; as b vanishes at fixed ``eta / b`` it becomes the differential
+equation in ``t = samples / D`` of Saad and Solla, with ``gamma = eta / b`` and noise ``gamma^2 E[g g^T]``.
+
+At finite D a step adds noise of order ``1/sqrt(D)`` to the overlaps, for a batch is not the mean over all samples. Where
+overlaps are of that order themselves, as at a random start, the noise decides when a run escapes, whatever D. Given the
+overlaps, nothing else of the student matters to a step: with an orthonormal frame of teacher, student and velocity (R vectors),
+a fresh input has coordinates ``u ~ N(0, I_R)`` in the frame, which are all that latents, label and gradient ``g`` see, and the
+rest of it, which is independent of them. So
+
+.. math::
+
+    \frac{G e_k}{D} = \frac1B \sum_{\mu c} g_{\mu c} u_{\mu c k}, \qquad
+    \frac{G_\perp G_\perp^T}{D} = \frac1{B^2} L A A^T L^T, \qquad L L^T = \sum_{\mu c} g_{\mu c} g_{\mu c}^T,
+
+with ``A A^T`` a Wishart matrix of ``D - R`` degrees of freedom (Bartlett). A step of a draw costs B samples of the channel and
+nothing that grows with D. The mean over draws is the mean over runs, for every D, up to its standard error; with D the noise
+vanishes, and what is left are the equations.
+
+References
+----------
+Saad and Solla (1995), Phys. Rev. E 52, 4225; Goldt et al., arXiv:1906.08632; Bartlett (1933), Proc. R. Soc. Edinb. 53, 260;
+batches, tokens and the law at finite D derived, checked by tests/algorithms/test_online.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.derive import observable, predict
+from smimbench.interfaces import Host, Overlaps
+from smimbench.numerics import monte_carlo_rng
+from smimbench.problem import Problem
+from smimbench_attention.algorithms.gradient import online_fields
+from smimbench_attention.algorithms.gradient.loss import loss_of
+from smimbench_attention.algorithms.gradient.online_fields import evaluations, latents_of_a_step, local_fields, turned
+
+LARGEST = 1e4
+"""Self-overlap above which a run counts as diverged."""
+
+
+class Diverges(ValueError):
+    """The overlaps grow without bound at this learning rate."""
+
+
+class TooLong(ValueError):
+    """Solving the equations would take more than a minute, because there are too many steps."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Update rule of the student: learning rate, momentum, decay and constraint.
+
+    Attributes
+    ----------
+    rate : callable
+        Learning rate eta of step s (0, 1, ...).
+    fraction : float
+        ``b = B / D``.
+    decay, momentum : float
+        lambda and m.
+    nesterov, spherical : bool
+    spread : float
+        ``1 / (B C)``, by which the square of the mean gradient of linear labels is larger in a batch; 0 in the limit.
+    direction : callable or None
+        ``direction(along, metric)``: what the student moves along in place of the velocity, in the same coordinates.
+    """
+
+    rate: Callable[[float], float]
+    fraction: float
+    decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    spherical: bool = False
+    spread: float = 0.0
+    direction: Callable[[Host, Host | None], Host] | None = None
+
+
+class Path(NamedTuple):
+    """Overlaps at some steps: arrays (sets of points or draws, steps, starts, P, P)."""
+
+    steps: Host
+    truth: Host
+    cross: Host
+    own: Host
+
+    @classmethod
+    def of(cls, steps: Sequence[int], gram: Host, P: int) -> Path:
+        """Overlaps from Gram matrices (sets, steps, starts, R, R) of teacher, student and further vectors."""
+        teacher, student = slice(0, P), slice(P, 2 * P)
+        truth, cross, own = (gram[..., a, b] for a, b in ((teacher, teacher), (student, teacher), (student, student)))
+        return cls(np.asarray(steps), truth, cross, own)
+
+
+def gram_of(starts: Sequence[Overlaps], momentum: float) -> Host:
+    """Gram matrices (starts, R, R) of teacher, student and, with momentum, a velocity of 0."""
+    truth, cross, own = (np.stack([np.asarray(start[i], dtype=float) for start in starts]) for i in range(3))
+    P = truth.shape[-1]
+    gram = np.block([[truth, turned(cross)], [cross, own]])
+    return np.pad(gram, ((0, 0), (0, P), (0, P))) if momentum else gram
+
+
+def moved(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
+    """Teacher, student and velocity (..., R, K) after one more step, not yet on a sphere.
+
+    Parameters
+    ----------
+    vectors, gradient : array (..., R, K), (..., P, K)
+        The vectors before, and the gradient of a batch, in some coordinates.
+    metric : array (..., K, K), optional
+        Inner products of the coordinates, if they are not orthonormal.
+    """
+    P = gradient.shape[-2]
+    student = slice(P, 2 * P)
+    along = gradient = gradient + rule.decay * vectors[..., student, :]
+    new = vectors.copy()
+    if rule.momentum:
+        velocity = rule.momentum * vectors[..., 2 * P :, :] + gradient
+        new[..., 2 * P :, :] = velocity
+        along = gradient + rule.momentum * velocity if rule.nesterov else velocity
+    if rule.direction is not None:
+        along = rule.direction(along, metric)
+    new[..., student, :] -= rule.rate(step) * along
+    return new
+
+
+def gram_after(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
+    """Gram matrix (..., R, R) of teacher, student and velocity after one more step; arguments as of ``moved``."""
+    new = moved(rule, vectors, gradient, step, metric)
+    student = slice(gradient.shape[-2], 2 * gradient.shape[-2])
+    gram = (new if metric is None else new @ metric) @ turned(new)
+    if rule.spherical:
+        scale = np.ones(gram.shape[:-1])
+        scale[..., student] = 1 / np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1)[..., student])
+        gram = scale[..., :, None] * gram * scale[..., None, :]
+    return gram
+
+
+def follow(
+    after: Callable[[Host, int], Host],
+    gram: Host,
+    P: int,
+    wanted: Sequence[int],
+    least: float,
+    seen: Callable[[Host], Host] = lambda gram: gram,
+) -> Path:
+    """Iterate Gram matrices (sets, starts, R, R); they are NaN from where one has diverged. The path keeps ``seen(gram)``.
+
+    Raises
+    ------
+    Diverges
+        If a smaller share than ``least`` has not diverged.
+    """
+    kept, alive, marks = [seen(gram)], np.ones(gram.shape[:2], dtype=bool), set(wanted)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for step in range(int(wanted[-1])):
+            gram = after(gram, step)
+            # NaN and infinity fail, too. Velocities are as much larger as they are slow to change.
+            alive &= np.abs(gram[..., : 2 * P, : 2 * P]).max(axis=(-2, -1)) <= LARGEST
+            if alive.mean() < least:
+                raise Diverges("the overlaps grow without bound")
+            gram = np.where(alive[..., None, None], gram, 0.0)
+            if step + 1 in marks:
+                kept.append(seen(np.where(alive[..., None, None], gram, np.nan)))
+    return Path.of(wanted, np.stack(kept, axis=1), P)
+
+
+# -- the recursion of the mean -------------------------------------------------------------------------------------------
+
+
+def price(problem: Problem, loss: str, steps: int, starts: int) -> float:
+    """Cost of computing all steps one by one, in numbers of latents; a step costs 500 latents of overhead."""
+    return steps * (starts * latents_of_a_step(problem, loss) + 500)
+
+
+def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], wanted: Sequence[int]) -> Path:
+    """Overlaps at given steps by the closed equations, interpolated from fewer points if there are many steps.
+
+    Parameters
+    ----------
+    starts : sequence of Overlaps
+        With the teacher, at step 0, for every run.
+    wanted : sequence of int
+        Steps, ascending, the first one 0.
+
+    Raises
+    ------
+    Diverges, TooLong
+    """
+    accuracy, steps, P = online_fields.ACCURACY, int(wanted[-1]), problem.components
+    points = accuracy.points
+    if steps > accuracy.fewest_steps:
+        points = min(points, int(points * accuracy.latents / price(problem, loss, steps, len(starts))))
+    if points < accuracy.fewest_points:
+        raise TooLong(f"{steps} steps")
+    begin = gram_of(starts, rule.momentum)
+    fields, R = local_fields(problem, loss, begin[:, :P, :P], points), begin.shape[-1]
+
+    def after(gram: Host, step: int) -> Host:
+        """Coordinates of the student after a step, in terms of the previous vectors and of noise orthogonal to them."""
+        found = fields(gram[..., P : 2 * P, :P], gram[..., P : 2 * P, P : 2 * P])
+        gradient = np.zeros((*gram.shape[:-2], P, R + P))
+        gradient[..., :P], gradient[..., P : 2 * P] = found.on_teacher, found.on_student
+        mean = gradient[..., :R]
+        metric = np.zeros((*gram.shape[:-2], R + P, R + P))
+        metric[..., :R, :R] = gram
+        metric[..., R:, R:] = found.square / rule.fraction + rule.spread * (mean @ gram @ turned(mean))
+        gradient[..., R:] = np.eye(P)
+        return gram_after(rule, np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P)), gradient, step, metric)
+
+    return follow(after, np.stack([begin] * evaluations(problem, loss)), P, wanted, 1.0)
+
+
+# -- the law at finite D -------------------------------------------------------------------------------------------------
+
+
+def affordable(problem: Problem, steps: int, batch: int, starts: int, dimension: int) -> int:
+    """Number of draws per start that the time limit allows; 0 if too few to estimate their error."""
+    (fewest, most), sets = online_fields.ACCURACY.draws, online_fields.ACCURACY.sets
+    a_draw = batch * problem.components * problem.model.sites
+    within = (online_fields.ACCURACY.draw_latents / steps - 1000) / (
+        a_draw * starts
+    )  # a step costs 1000 latents on top
+    draws = int(min(within, max(most // starts, sets)))
+    enough = draws >= sets and draws * starts >= fewest
+    return draws if enough and dimension > 4 * problem.components else 0
+
+
+def draw_paths(
+    problem: Problem,
+    loss: str,
+    rule: Rule,
+    starts: Sequence[Overlaps],
+    wanted: Sequence[int],
+    draws: int,
+    batch: int,
+    dimension: int,
+) -> Path:
+    """Random overlaps at given steps, several draws for every start (first axis of the path); see ``solve``.
+
+    Raises
+    ------
+    Diverges
+        If more than half of all draws do.
+    """
+    begin = gram_of(starts, rule.momentum)
+    (count, R), P, B, C = begin.shape[:2], problem.components, batch, problem.model.sites
+    channel: Any = problem.channel
+    rng, n = monte_carlo_rng("online descent: draws", dimension, batch), draws * count
+
+    def after(gram: Host, step: int) -> Host:
+        """Coordinates of the student after a step: a frame of the previous vectors, and P new directions for the gradient."""
+        frame = triangle(gram.reshape(n, R, R))
+        u = rng.standard_normal((n, R, B * C))
+        fields = frame[:, : 2 * P] @ u
+        truth, z = (
+            np.ascontiguousarray(part.reshape(n, P, B, C).swapaxes(1, 2)).reshape(n * B, P, C)
+            for part in (fields[:, :P], fields[:, P:])
+        )
+        labels = channel.forward(truth, rng=rng)
+        cotangent = loss_of(np, loss, predict(channel, z), observable(channel, labels))[1]
+        g = np.asarray(channel.vjp(z, cotangent)).reshape(n, B, P, C).swapaxes(1, 2).reshape(n, P, B * C)
+        # Triangular roots of Wishart matrices of unit covariance (Bartlett).
+        wishart = np.tril(rng.standard_normal((n, P, P)), -1)
+        wishart[:, range(P), range(P)] = np.sqrt(rng.chisquare(dimension - R - np.arange(P), (n, P)))
+        gradient = np.concatenate([g @ turned(u) / B, triangle(g @ turned(g)) @ wishart / B], axis=-1)
+        vectors = np.concatenate([frame, np.zeros((n, R, P))], axis=-1)
+        return gram_after(rule, vectors, gradient, step).reshape(gram.shape)
+
+    return follow(after, np.stack([begin] * draws), P, wanted, 0.5)
+
+
+def triangle(gram: Host) -> Host:
+    """Triangular roots (..., R, R) of Gram matrices; a linearly dependent vector gets no new direction."""
+    root = np.zeros_like(gram)
+    for k in range(gram.shape[-1]):
+        left = gram[..., k:, k] - np.einsum("...ij,...j->...i", root[..., k:, :k], root[..., k, :k])
+        pivot = left[..., :1]
+        known = pivot > 1e-12 * np.maximum(gram[..., k, k, None], 1e-300)
+        root[..., k:, k] = np.where(known, left / np.sqrt(np.where(known, pivot, 1.0)), 0.0)
+    return root

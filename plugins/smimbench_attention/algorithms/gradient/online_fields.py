@@ -1,0 +1,262 @@
+r"""Averages over the local fields of online descent: the mean gradient of a batch and its mean square.
+
+Fresh inputs are independent of the student, so the fields ``(z, z*)`` of student and teacher are Gaussian with the overlaps as
+covariance. They are made of white ones, the teacher's first, so that averages are smooth functions of the overlaps and labels of
+given points never change while the student moves:
+
+.. math::
+
+    z^* = T^{1/2} u_1, \qquad z = M T^{-1/2} u_1 + \rho u_2, \qquad \rho^2 = Q - M T^{-1} M^T.
+
+Losses are affine in the label, hence ``E[g u^T]`` needs only its mean at every point, and ``E[g g^T]`` also its covariance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.derive import observable, predict
+from smimbench.interfaces import Host
+from smimbench.numerics import gauss_hermite, monte_carlo_rng, normal_points, symmetric_root
+from smimbench.problem import Problem
+from smimbench_attention.algorithms.gradient.loss import loss_of
+from smimbench_attention.algorithms.least_squares import noise_of_identity
+
+
+class Accuracy(NamedTuple):
+    """Numerical settings of the theory of online descent; time is measured in latents.
+
+    Attributes
+    ----------
+    scrambles, points : int
+        Independent sets of random points, whose spread is the stated error; points of each set per latent of a sample.
+    one_field : int
+        Factor of the points for a single noisy latent, which costs little.
+    nodes : tuple of int
+        Nodes per direction of two Gauss rules for a single latent without noise; their difference is the error.
+    label_draws, fewest_label_draws : int
+        Labels of each set over which noise is averaged, of all points together, and of each point at least.
+    widening : float
+        Variance of the points, which are weighted back to 1: gradients have heavy tails.
+    latents : float
+        Most latents for all steps, some 5 to 40 seconds; longer runs get fewer points.
+    fewest_steps, fewest_points : int
+        Steps that get all points in any case, and points of each set per latent at least.
+    draws : tuple of int
+        Least and most draws at finite D, of all starts together.
+    sets : int
+        Least draws of every start: their spread is the stated error.
+    draw_latents : float
+        Most latents of all draws, some ten seconds.
+    limit_latents : float
+        Latents for which the limit of large D is added to a trajectory that is drawn for one D.
+    starts, moments : int
+        Random starts where nothing has been run, and points of a trajectory.
+    """
+
+    scrambles: int = 4
+    points: int = 512
+    one_field: int = 4
+    nodes: tuple[int, int] = (40, 56)
+    label_draws: int = 2**22
+    fewest_label_draws: int = 16
+    widening: float = 1.3
+    latents: float = 1e8
+    fewest_steps: int = 1000
+    fewest_points: int = 64
+    draws: tuple[int, int] = (64, 256)
+    sets: int = 4
+    draw_latents: float = 6e7
+    limit_latents: float = 4e7
+    starts: int = 16
+    moments: int = 120
+
+
+ACCURACY = Accuracy()
+
+
+class LocalFields(NamedTuple):
+    """Mean gradient, ``on_teacher W* + on_student W``, and ``square = E sum_c g_c g_c^T`` (sets, starts, P, P)."""
+
+    on_teacher: Host
+    on_student: Host
+    square: Host
+
+
+class _Points(NamedTuple):
+    """White fields ``u`` (n, 2 P, C) and weights, in one part or in two that share labels (the second has ``u_2`` mirrored)."""
+
+    fields: Host
+    weights: Host
+    copies: int
+
+
+def local_fields(
+    problem: Problem, loss: str, truth: Host, points: int | None = None
+) -> Callable[[Host, Host], LocalFields]:
+    """Mean effect of a batch on a student, as a function of the overlaps.
+
+    Parameters
+    ----------
+    truth : array (starts, P, P)
+        ``T`` of every start.
+    points : int, optional
+        Points of each set per latent; default: ``ACCURACY.points``.
+
+    Returns
+    -------
+    callable
+        ``fields(cross, own)`` of ``M`` and ``Q`` (sets, starts, P, P), with one entry of the first axis for each of the
+        ``evaluations``.
+    """
+    noise = noise_of_identity(problem) if loss == "squared" else None
+    if noise is None:
+        return _SampledFields(problem, loss, truth, points or ACCURACY.points)
+    sites, one = problem.model.sites, np.eye(truth.shape[-1])
+    rest, toward = truth + float(noise.mean()) * one, 2.0 * sites * one
+
+    def fields(cross: Host, own: Host) -> LocalFields:
+        """Local fields of linear labels, ``g = 2 (z - z* - noise)``, in closed form."""
+        return LocalFields(-toward, toward, 4 * sites * (own - cross - turned(cross) + rest))
+
+    return fields
+
+
+def evaluations(problem: Problem, loss: str) -> int:
+    """Number of independent evaluations of the expectations; one if they have a closed form."""
+    if loss == "squared" and noise_of_identity(problem) is not None:
+        return 1
+    return len(_counts(problem, ACCURACY.points))
+
+
+def latents_of_a_step(problem: Problem, loss: str) -> float:
+    """Number of latents used to evaluate the fields once for one start; 0 if they have a closed form."""
+    if evaluations(problem, loss) == 1:
+        return 0.0
+    return float(problem.components * problem.model.sites * sum(_counts(problem, ACCURACY.points)))
+
+
+class _SampledFields:
+    """Local fields as weighted sums over points; see ``local_fields``."""
+
+    def __init__(self, problem: Problem, loss: str, truth: Host, points: int) -> None:
+        self.channel: Any = problem.channel
+        self.loss, self.P, self.C = loss, problem.components, problem.model.sites
+        self.root, self.inverse = _root(truth)
+        sets = _points_of_fields(problem, points)
+        self.sets = [(points, *self._labels(points, index)) for index, points in enumerate(sets)]
+
+    def __call__(self, cross: Host, own: Host) -> LocalFields:
+        mixing = cross @ self.inverse
+        student, free = _root(own - mixing @ turned(mixing))
+        both = np.concatenate([mixing, student], axis=-1)
+        found = [self._averages(each, *one) for each, one in zip(both, self.sets)]
+        along, square = (np.stack(parts) for parts in zip(*found))
+        on_student = along[..., self.P :] @ free
+        return LocalFields((along[..., : self.P] - on_student @ mixing) @ self.inverse, on_student, square)
+
+    def _averages(self, both: Host, points: _Points, mean: Host, noise: Host | None) -> tuple[Host, Host]:
+        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` from one set of points."""
+        starts, P, C = len(both), self.P, self.C
+        u = points.fields.transpose(1, 0, 2).reshape(2 * P, -1)
+        z = (both @ u).reshape(starts, P, -1, C).swapaxes(1, 2).reshape(-1, P, C)
+        output = predict(self.channel, z)
+        label = np.concatenate([mean] * points.copies, axis=1)
+
+        def cotangent(label: Host) -> Host:
+            return np.asarray(loss_of(np, self.loss, output, label.reshape(output.shape))[1])
+
+        def rows(cotangent: Host) -> Host:
+            """Gradient with respect to the latents (starts, P, points and sites)."""
+            g = np.asarray(self.channel.vjp(z, cotangent))
+            return g.reshape(starts, -1, P, C).swapaxes(1, 2).reshape(starts, P, -1)
+
+        first = cotangent(label)
+        g, weight = rows(first), np.repeat(points.weights, C)
+        square = (g * weight) @ turned(g)
+        if noise is not None:
+            added = rows(cotangent(label + np.concatenate([noise] * points.copies, axis=1)) - first)
+            square = square + (added * weight) @ turned(added)
+        return g @ (u * weight).T, square
+
+    def _labels(self, points: _Points, index: int) -> tuple[Host, Host | None]:
+        """Mean labels (starts, points, ...) of the first part of the points, and random vectors with the labels' noise
+        covariance (None without noise).
+        """
+        first = points.fields[: len(points.fields) // points.copies]
+        truth = np.einsum("kij,njc->knic", self.root, first[:, : self.P])
+        flat = truth.reshape(-1, self.P, self.C)
+        rng = monte_carlo_rng("online descent: noise", index)
+
+        def draw() -> Host:
+            return np.asarray(observable(self.channel, self.channel.forward(flat, rng=rng)), dtype=float)
+
+        one = draw()
+        shape = (*truth.shape[:2], *one.shape[1:])
+        if not _noisy(self.channel, self.P, self.C):
+            return one.reshape(shape), None
+        draws = max(ACCURACY.fewest_label_draws, ACCURACY.label_draws // len(flat))
+        one = draw().reshape(len(flat), -1)
+        mean: Any = 0.0
+        square: Any = 0.0
+        for _ in range(draws):
+            label = draw().reshape(one.shape)
+            mean = mean + label / draws
+            square = square + (label - one)[:, :, None] * (label - one)[:, None, :] / draws
+        # The square of the noise that is left in the mean, and this: that of a label.
+        covariance = square - (mean - one)[:, :, None] * (mean - one)[:, None, :]
+        signs = rng.choice([-1.0, 1.0], one.shape)
+        noise = (symmetric_root(covariance) @ signs[..., None])[..., 0]
+        return np.reshape(mean, shape), np.asarray(noise).reshape(shape)
+
+
+def _noisy(channel: Any, P: int, C: int) -> bool:
+    """Whether repeated labels of the same latents differ."""
+    z = monte_carlo_rng("online descent: latents").standard_normal((64, P, C))
+    one, two = (
+        np.asarray(observable(channel, channel.forward(z, rng=monte_carlo_rng("online descent: is there noise", draw))))
+        for draw in range(2)
+    )
+    return not np.array_equal(one, two)
+
+
+def _counts(problem: Problem, points: int) -> list[int]:
+    """Number of points of every set, from the number per latent; a single latent without noise uses Gauss rules instead."""
+    size = problem.components * problem.model.sites
+    if size == 1 and not _noisy(problem.channel, 1, 1):
+        return [count**2 for count in ACCURACY.nodes]
+    return [points * (size if size > 1 else ACCURACY.one_field)] * ACCURACY.scrambles
+
+
+def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
+    P, C = problem.components, problem.model.sites
+    counts, found = _counts(problem, points), []
+    if len(counts) == len(ACCURACY.nodes):
+        for count in ACCURACY.nodes:
+            x, w = gauss_hermite(count)
+            grid = np.stack(np.meshgrid(x, x, indexing="ij"), axis=-1).reshape(-1, 2, 1)
+            weights = np.outer(w, w).ravel()
+            found.append(_Points(grid, weights / weights.sum(), 1))
+        return found
+    # The student's own part is mirrored: where there is no overlap, points of symmetric labels make none.
+    mirror = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
+    for scramble, count in enumerate(counts):
+        base = normal_points(2 * P * C, count // 2, "online descent", scramble).reshape(-1, 2 * P, C)
+        fields = np.sqrt(ACCURACY.widening) * np.concatenate([base, base * mirror])
+        weights = np.exp(np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.widening - 1) / 2)
+        found.append(_Points(fields, weights / weights.sum(), 2))
+    return found
+
+
+def _root(matrix: Host) -> tuple[Host, Host]:
+    """Symmetric root (..., P, P) and its inverse, with 0 along directions of zero eigenvalue."""
+    root = np.asarray(symmetric_root(matrix))
+    return root, np.linalg.pinv(root, rcond=1e-5, hermitian=True)
+
+
+def turned(matrix: Host) -> Host:
+    """Transpose of matrices (..., P, R)."""
+    return np.swapaxes(matrix, -1, -2)

@@ -1,0 +1,134 @@
+r"""One pass of ``sgd``, ``signsgd`` and ``muon`` over linear labels ``y = z + noise``, feature by feature.
+
+Feature k has variance ``lambda_k``, the inputs are Gaussian, C tokens make B C independent rows of a batch. With
+``delta = W - W*`` and the residuals ``r = delta x / sqrt(D) - noise`` of covariance ``S = sum_k lambda_k delta_k delta_k^T / D +
+noise I``, the gradient ``G = (2 / B) sqrt(D) sum r x^T`` of ``sgd`` has, in feature k and by Wick's theorem,
+
+.. math::
+
+    E\,G_k = 2 C \lambda_k \delta_k, \qquad
+    \mathrm{Cov}\,G_k = \frac{4 C D}{B} \lambda_k S + \frac{1}{B C}\, E G_k\, E G_k^T,
+
+so that mean second moments of teacher, student and velocity in every feature obey closed linear equations at every D.
+
+``signsgd`` sees of a feature whether ``sum r x_k > 0``. Given its residuals, x_k is normal with the mean
+``rho_k sqrt(lambda_k / S) r``, ``rho_k = sqrt(lambda_k / (D S)) delta_k``, hence for a component
+
+.. math::
+
+    E\,\mathrm{sign}\,G_k = 2 F_{BC}\Big(\sqrt{BC}\, \frac{\rho_k}{\sqrt{1 - \rho_k^2}}\Big) - 1,
+
+with F the distribution function of Student's t with B C degrees of freedom ((2 / pi) arcsin rho for one row), and the square of a
+sign is 1. It is taken at the root of the mean square of ``delta_k``: exact where it is linear in it, that is but for few leading
+features of a steep spectrum, and where delta_k is known.
+
+``muon`` moves along ``sqrt(D) (v v^T)^{-1/2} v``. ``A = v v^T / D`` (P, P) is a mean over features and rows, which concentrates
+as D and B grow unless few features carry it. With ``m_k`` and ``f_k`` the squared mean and the variance of feature k in a
+component, in units of A, its relative variance is about ``(P + 1) [sum_k f_k (f_k + 2 m_k) / D^2 + 1 / (4 B C)]``, which makes
+steps too long. Where it is above ``FLUCTUATION`` nothing is predicted.
+
+References
+----------
+arXiv:2411.12135 (``signsgd``, one row); arXiv:2605.09552 (``muon``, for square matrices); batches, tokens and few components
+derived, checked by tests/algorithms/test_online_spectrum.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from smimbench.interfaces import Host
+from smimbench.numerics import inverse_root
+from smimbench_attention.algorithms.gradient.online import Path, Rule, follow, gram_after
+from smimbench_attention.algorithms.gradient.online_fields import turned
+
+FLUCTUATION = 0.08
+"""Largest relative variance of ``v v^T``, a mean over the steps, for a prediction of muon, then off by up to 3%. Doubled: 6%."""
+
+
+class Fluctuates(ValueError):
+    """The step of muon is carried by so few features, or samples, that its length is random at every dimension."""
+
+
+def solve_features(
+    rule: Rule,
+    moves: str,
+    variances: Host,
+    shares: Host,
+    noise: float,
+    sites: int,
+    dimension: int,
+    begin: Host,
+    wanted: Sequence[int],
+) -> Path:
+    """Overlaps at given steps, in the metric of the latents: products of features k weigh ``lambda_k / D``.
+
+    Parameters
+    ----------
+    moves : {"gradient", "sign", "polar"}
+        What the student moves along.
+    variances, shares : ndarray (K,)
+        Values of lambda, and the share of the features that each is of.
+    begin : ndarray (K, starts, R, R)
+        Mean products of teacher, student and, with momentum, velocity, in a feature of each variance.
+    wanted : sequence of int
+        Steps, ascending, the first one 0.
+
+    Raises
+    ------
+    Diverges, Fluctuates
+    """
+    P, R, rows = begin.shape[-1] // (3 if rule.momentum else 2), begin.shape[-1], rule.fraction * dimension * sites
+    starts, fluctuations = begin.shape[1], [0.0]
+    values, shares = (x[:, None, None, None] for x in (variances, shares))
+    one = np.eye(P)
+    difference = np.concatenate([-one, one, np.zeros((P, R - 2 * P))], axis=1)
+
+    def polar(along: Host, metric: Host | None) -> Host:
+        """Polar factor, of the mean second moments and of the means behind them, next on the same axis."""
+        assert metric is not None
+        square = along @ metric @ turned(along)
+        root = inverse_root(np.sum(shares * square[:, :starts], axis=0))
+        whole, m = (np.einsum("sij,ksij->ks", root @ root, part) / P for part in np.split(square, 2, axis=1))
+        f = np.maximum(whole - m, 0)
+        few = np.max(np.sum(shares[..., 0, 0] * f * (f + 2 * m), axis=0)) / dimension
+        fluctuations.append((P + 1) * (few + 1 / (4 * rows)))
+        return np.concatenate([root, root]) @ along
+
+    def after(gram: Host, step: int) -> Host:
+        error = difference @ gram @ turned(difference)
+        residual = np.sum(shares * values * error, axis=0) + noise * one
+        if moves == "sign":
+            spread = np.sqrt(np.diagonal(residual, axis1=-2, axis2=-1) * dimension / values[..., 0])
+            size = np.maximum(np.sqrt(np.diagonal(error, axis1=-2, axis2=-1)), 1e-9 * spread)
+            mean = _mean_sign(np.minimum(size / spread, 1 - 1e-12), rows)
+            toward, fresh = one * (mean / size)[..., None], one * (1 - mean**2)[..., None]
+        else:
+            toward = 2 * sites * values * one
+            fresh = 4 * sites / rule.fraction * values * residual + toward @ error @ toward / rows
+        fresh[:, starts:] = 0
+        parts = [np.broadcast_to(part, (*error.shape[:-1], part.shape[-1])) for part in (toward @ difference, one)]
+        metric = np.zeros((*gram.shape[:-2], R + P, R + P))
+        metric[..., :R, :R], metric[..., R:, R:] = gram, fresh
+        vectors = np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P))
+        return gram_after(rule, vectors, np.concatenate(parts, axis=-1), step, metric)
+
+    def seen(gram: Host) -> Host:
+        return np.asarray(np.sum(shares * values * gram[:, :starts], axis=0, keepdims=True))
+
+    if moves == "polar":
+        rule, begin = replace(rule, direction=polar), np.concatenate([begin, begin], axis=1)
+    path = follow(after, begin, P, wanted, 1.0, seen)
+    if np.mean(fluctuations) > FLUCTUATION:
+        raise Fluctuates(f"relative variance {np.mean(fluctuations):.2g}")
+    return path
+
+
+def _mean_sign(correlation: Host, rows: float) -> Host:
+    """Mean sign of ``sum r x`` over so many rows of normal r, x of this correlation."""
+    from scipy.special import stdtr
+
+    return np.asarray(2 * stdtr(rows, np.sqrt(rows) * correlation / np.sqrt(1 - correlation**2)) - 1)

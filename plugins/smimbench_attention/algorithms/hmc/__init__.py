@@ -1,0 +1,252 @@
+"""Hamiltonian Monte Carlo on the posterior of the signal: the mean of K samples."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import matching, namespace, read_together
+from smimbench.derive import OverlapRule
+from smimbench.interfaces import (
+    Algorithm,
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Conditions,
+    Cost,
+    Data,
+    Info,
+    Overlaps,
+    Plan,
+    require,
+)
+from smimbench.problem import Problem
+from smimbench.theory import competing, limit_point, point_document, prior_moments
+from smimbench_attention.algorithms.averaged import aligned_signals
+from smimbench_attention.algorithms.hmc.posterior import LogPosterior, why_none
+
+FEWEST_CHAINS = 4
+"""Chains that are run even where fewer samples are asked for: R-hat compares chains. Doubled, it sees smaller differences."""
+MIXED = 1.05
+"""Largest R-hat that passes as mixed: chain means then spread by a third of the posterior's width. With 1.1 it is 0.46."""
+PROJECTIONS = 8
+"""Random directions on which R-hat looks at the signal, besides its log-density; doubled, it sees a mode that differs less."""
+ACCEPTANCE = 0.8
+"""Acceptance aimed at. Nearer to 1 the trajectories are shorter; below 0.65 more of them are lost."""
+FIRST_STEP = 0.1
+"""Step at the start. Ten times as large, a few more trajectories of the warm-up are lost."""
+
+
+class HmcState(NamedTuple):
+    """State of the chains, which stand on the first axis; ``samples`` of them are averaged, the first ones."""
+
+    target: LogPosterior
+    directions: Array  # (M, numbers of a signal)
+    factor: Array  # accepted
+    density: Array  # its log-likelihood, one number per chain
+    gradient: Array
+    energy: Array  # at the start of the trajectory
+    position: Array  # on the trajectory
+    momentum: Array
+    slope: Array  # gradient at that position
+    stepping: float | Array  # step of this trajectory
+    log_step: Array  # of the warm-up's last trajectory
+    settled: Array  # average of the logarithms over the second half of the warm-up
+    rng: np.random.Generator
+    draws: tuple[Array, ...] = ()  # after the warm-up, (chains, 1 + M) each
+    r_hat: float = 2.0  # before the end
+    done: int = 0  # gradients
+
+
+class Mixing(OverlapRule):
+    """A run whose chains have not mixed is not trusted: ``Info.residual`` is R-hat - 1."""
+
+    def complaint(self) -> str | None:
+        """R-hat, where it is above ``MIXED``."""
+        r_hat = 1 + (math.inf if self.latest is None else self.latest.residual)
+        return None if r_hat <= MIXED else f"not mixed: R-hat {r_hat:.3g} is above {MIXED}"
+
+
+@dataclass(frozen=True)
+class Hmc(Algorithm):
+    r"""Mean of K samples from the posterior of the signal, by Hamiltonian Monte Carlo.
+
+    K chains start at independent draws of the prior and move on the factor W of the signal, whose entries are independent
+    N(0, 1) under the prior. A trajectory of ``leapfrog`` steps of size :math:`\epsilon` solves the equations of motion of
+
+    .. math:: H(W, p) = \tfrac12 |W|^2 + \tfrac12 |p|^2 - \log p(y | W)
+
+    by half a kick, :math:`p \leftarrow p + \tfrac{\epsilon}{2} \nabla \log p(y | W)`, the rotation of (W, p) by the angle
+    :math:`\epsilon`, which is exact for the prior, and half a kick; it is accepted with the probability
+    :math:`\min(1, e^{-\Delta H})`. One step of a run is one gradient of every chain. The first half of the steps is the warm-up,
+    which tunes :math:`\epsilon` and is counted; ``leapfrog = 1`` is Langevin (MALA).
+
+    The estimate is the mean of the last samples of K chains. Of independent samples, the overlap of two is that of each with the
+    signal, q (Nishimori), and that of one with itself is the second moment T. The mean has ``M = q``, ``Q = q + (T - q) / K`` and
+    :math:`1 + 1/K` times the Bayes-optimal error, twice that for one sample: the prediction. Chains have to agree: with R-hat
+    above 1.05, of the log-likelihood or of the signal in a random direction, a run is ``not-converged`` and has no prediction.
+    In a hard phase chains that start alike may agree on the wrong state. There ``start = "informed"`` in its table of the suite
+    starts K chains near the teacher and as many at the prior, averages the first, and R-hat compares all.
+
+    Parameters
+    ----------
+    samples : int
+        K >= 1, the chains whose samples are averaged. At least four chains are run.
+    steps : int
+        Gradients of a run, the warm-up included.
+    leapfrog : int
+        Steps of a trajectory.
+
+    References
+    ----------
+    Neal, arXiv:1206.1901; exact steps of a Gaussian prior: Shahbaba et al., arXiv:1106.5941; R-hat: Vehtari et al.,
+    arXiv:1903.08008.
+    """
+
+    samples: int = 8
+    steps: int = 6000
+    leapfrog: int = 5
+
+    name = "hmc"
+    version = 1
+    reference = "arXiv:1206.1901, arXiv:1106.5941, arXiv:1903.08008"
+    capabilities = Capabilities()
+
+    def __post_init__(self) -> None:
+        for key in ("samples", "leapfrog"):
+            require(self, key, getattr(self, key) >= 1, "at least 1")
+        require(self, "steps", self.steps >= 4 * self.leapfrog, "at least 4 trajectories, 4 times leapfrog")
+
+    @property
+    def _chains(self) -> int:
+        return max(self.samples, FEWEST_CHAINS)
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Reason why this posterior cannot be sampled, or None."""
+        if importlib.util.find_spec("arviz_stats") is None:
+            return "R-hat needs the package arviz-stats: pip install smimbench[samplers]"
+        return why_none(problem)
+
+    def plan(self, data: Data) -> Plan:
+        """All steps, with the chains as students; R-hat says whether the end is trusted."""
+
+        def cost(problem: Problem, data: Data) -> Cost | None:
+            one = problem.pass_cost(data)
+            return Cost(one.flops * self._chains * (1 if data.start is None else 2), one.bytes)
+
+        return Plan(self.steps, students=self._chains, cost=cost, stopping_rule=Mixing)
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+        """``1 + 1/K`` times the Bayes-optimal error, or why it is not known whether chains get there."""
+        points = conditions.points or tuple(point_document(problem, found) for found in competing(problem, [alpha])[0])
+        if len(points) > 1:
+            return "two fixed points compete: chains from the prior may agree on the worse one, which R-hat cannot see"
+        K, truth, overlap = self.samples, prior_moments(problem)[0], np.asarray(points[0]["overlap"])
+        error = np.diag(np.atleast_1d(points[0]["mse_error"])) * (1 + 1 / K)
+        mean = Overlaps(truth, overlap, overlap + (truth - overlap) / K)
+        uncertain = Overlaps(0 * error, 0 * error, error)
+        method = f"mean of {K} samples; {points[0]['method']}"
+        return replace(limit_point(problem, alpha, [[mean]], method=method, uncertain=uncertain), of_ok_runs=True)
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> HmcState:
+        """Chains at draws of the prior, and as many at a start that is given."""
+        xp, kind = namespace(data.inputs), matching(data.inputs)
+        target = LogPosterior(problem, data)
+        shape = problem.components, data.dimension
+        factor = xp.asarray(np.stack([target.factor.draw(rng, *shape) for _ in range(self._chains)]), **kind)
+        if data.start is not None:
+            given = target.factor_of(data.start.estimate, factor[0, ...])
+            factor = xp.concat([xp.stack([given] * self._chains), factor])
+        signal = target.factor.compose(factor)
+        shape = PROJECTIONS, math.prod(signal.shape[1:])
+        directions = xp.asarray(rng.standard_normal(shape) / math.sqrt(shape[1]), **kind)
+        density, gradient = target(factor)
+        log_step = xp.asarray(math.log(FIRST_STEP), **kind)
+        on_the_way = density, factor, factor, gradient, 0.0
+        return self._launched(
+            HmcState(target, directions, factor, density, gradient, *on_the_way, log_step, 0 * log_step, rng)
+        )
+
+    def _launched(self, state: HmcState) -> HmcState:
+        """The beginning of a trajectory: new momenta, and a step size that varies so that no orbit closes."""
+        xp = namespace(state.factor)
+        momentum = xp.asarray(state.rng.standard_normal(state.factor.shape), **matching(state.factor))
+        step = xp.exp(state.log_step) * state.rng.uniform(0.8, 1.2)
+        energy = state.density - _half_square(state.factor) - _half_square(momentum)
+        return state._replace(
+            position=state.factor, momentum=momentum, slope=state.gradient, stepping=step, energy=energy
+        )
+
+    def step(self, problem: Problem, data: Data, state: HmcState) -> tuple[HmcState, Info]:
+        """One leapfrog step of every chain; at the end of a trajectory they accept it or not. The residual is R-hat - 1."""
+        xp = namespace(state.factor)
+        step: Any = state.stepping
+        momentum = state.momentum + step / 2 * state.slope
+        position = xp.cos(step) * state.position + xp.sin(step) * momentum
+        momentum = xp.cos(step) * momentum - xp.sin(step) * state.position
+        density, slope = state.target(position)
+        momentum = momentum + step / 2 * slope
+        state = state._replace(position=position, momentum=momentum, slope=slope, done=state.done + 1)
+        if state.done % self.leapfrog == 0:
+            with np.errstate(all="ignore"):  # a trajectory that left all bounds is not accepted
+                state = self._launched(self._ended(problem, state, density))
+        n, gradients = data.inputs.shape[0], state.done
+        return state, Info(state.r_hat - 1, samples=float(n * gradients))
+
+    def _ended(self, problem: Problem, state: HmcState, density: Array) -> HmcState:
+        """The end of a trajectory: accepted or not, and the step tuned or the draw kept."""
+        xp = namespace(state.factor)
+        gain = density - _half_square(state.position) - _half_square(state.momentum) - state.energy
+        gain = xp.where(xp.isfinite(gain), gain, xp.full_like(gain, -math.inf))
+        chance = xp.exp(xp.minimum(gain, xp.zeros_like(gain)))
+        drawn = xp.asarray(state.rng.random(gain.shape[0]), **matching(gain))
+        taken = drawn < chance
+        wide = xp.reshape(taken, (-1, *[1] * (state.factor.ndim - 1)))
+        state = state._replace(
+            factor=xp.where(wide, state.position, state.factor),
+            gradient=xp.where(wide, state.slope, state.gradient),
+            density=xp.where(taken, density, state.density),
+        )
+        count, warm = state.done // self.leapfrog, self.steps // (2 * self.leapfrog)
+        if count <= warm:  # Robbins and Monro
+            log_step = state.log_step + count**-0.6 * (xp.mean(chance) - ACCEPTANCE)
+            log_step = xp.minimum(log_step, xp.full_like(log_step, math.log(math.pi / 2)))
+            late = count - warm // 2
+            settled = state.settled + (log_step - state.settled) / late if late > 0 else state.settled
+            return state._replace(log_step=settled if count == warm else log_step, settled=settled)
+        signals = aligned_signals(problem, state.target.factor.compose(state.factor))
+        seen = xp.matmul(xp.reshape(signals, (signals.shape[0], -1)), xp.matrix_transpose(state.directions))
+        draw = xp.concat([state.density[:, None], seen], axis=1)
+        state = state._replace(draws=(*state.draws, draw))
+        ends = count == self.steps // self.leapfrog and len(state.draws) >= 4
+        return state._replace(r_hat=float(np.max(_diagnosed(state, "rhat")))) if ends else state
+
+    def estimate(self, state: HmcState) -> Array:
+        """Mean of the last samples, aligned by symmetry."""
+        signals = state.target.factor.compose(state.factor[: self.samples, ...])
+        return namespace(signals).mean(aligned_signals(state.target.problem, signals), axis=0)
+
+    def findings(self, state: HmcState) -> dict[str, Any]:
+        """R-hat and effective sample size after the warm-up, the worst of log-likelihood and signal."""
+        if len(state.draws) < 4:
+            return {}
+        return {"r_hat": [state.r_hat], "effective_samples": [float(np.min(_diagnosed(state, "ess")))]}
+
+
+def _half_square(x: Array) -> Array:
+    """Half the squared length of every chain."""
+    return namespace(x).sum(x * x, axis=tuple(range(1, x.ndim))) / 2
+
+
+def _diagnosed(state: HmcState, name: str) -> Any:
+    """R-hat or effective sample size of every number that is kept of the draws, by ``arviz_stats``; 1e6 and 0 where it stood."""
+    draws = np.stack(read_together(*state.draws), axis=-1).astype(np.float64)  # (chains, numbers, draws)
+    diagnosed: Any = getattr(importlib.import_module("arviz_stats.base").array_stats, name)
+    with np.errstate(all="ignore"):
+        found = diagnosed(np.moveaxis(draws, 1, 0), chain_axis=1, draw_axis=2)
+    return np.nan_to_num(found, nan=1e6 if name == "rhat" else 0.0, posinf=1e6)

@@ -1,0 +1,78 @@
+"""Log-likelihood of the labels as a function of the factor of the signal, with its gradient."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from smimbench.backend import matching, namespace
+from smimbench.derive import is_noisy
+from smimbench.interfaces import Array, Data
+from smimbench.problem import Problem
+from smimbench_attention.algorithms.gradient.loss import latent_gradient
+
+
+def why_none(problem: Problem) -> str | None:
+    """Why a posterior has no density that a gradient can follow, or None."""
+    channel: Any = problem.channel
+    if not cast("Any", problem.prior).factor.gaussian:
+        return f"prior {problem.prior.name!r} has no factor of independent Gaussian entries, in which hmc moves"
+    if not is_noisy(channel, np.ones((2, problem.components, problem.model.sites))):
+        return f"labels of channel {channel.name!r} have no noise: their likelihood is no density, which hmc follows"
+    if channel.log_partition is None and channel.log_likelihood is None:
+        return f"channel {channel.name!r} has neither log_likelihood nor log_partition, which hmc follows"
+    return None
+
+
+class LogPosterior:
+    r"""Log-likelihood of all labels at the factors (chains, ...), and its gradient with respect to them.
+
+    A ``log_likelihood`` is differenced. A channel without one gives ``log Z(y_mu, z_mu, s I)``, the likelihood under more noise
+    of so small a variance s on the latents that it changes nothing, with the gradient ``(E[z | y, z_mu, s I] - z_mu) / s``.
+    """
+
+    def __init__(self, problem: Problem, data: Data) -> None:
+        self.problem, self.data = problem, data
+        self.precision = float(namespace(data.inputs).finfo(data.inputs.dtype).eps)
+        self.factor = cast("Any", problem.prior).factor
+
+    def factor_of(self, signal: Array, like: Array) -> Array:
+        """A factor of the signal, or of the matrix of its rank that is closest to the signal, shaped like another factor."""
+        if self.factor.gram_scale is None:
+            return signal
+        xp = namespace(signal)
+        left, values, right = xp.linalg.svd(signal)
+        root = xp.sqrt(values / self.factor.gram_scale(like))[..., None, :]
+        halves = left * root, xp.matrix_transpose(right) * root
+        found = halves[0] if like.shape[-2] == signal.shape[-2] else xp.concat(halves, axis=-2)
+        if (missing := like.shape[-1] - found.shape[-1]) > 0:
+            found = xp.concat([found, xp.zeros((*found.shape[:-1], missing), **matching(found))], axis=-1)
+        return found[..., : like.shape[-1]]
+
+    def __call__(self, factor: Array) -> tuple[Array, Array]:
+        """Log-likelihoods (chains,), and gradients shaped like the factors."""
+        with np.errstate(all="ignore"):  # a trajectory that left all bounds is not accepted
+            value, gradient = latent_gradient(self.problem, self.data.inputs, factor, self._local)
+        return value, gradient
+
+    def _local(self, part: slice, z: Array, chains: tuple[int, ...]) -> tuple[Array, Array]:
+        """Log-likelihoods (chains, samples) at the latents z (chains times samples, P, C), and the gradient."""
+        xp = namespace(z)
+        channel: Any = self.problem.channel
+        y = self.data.labels[part, ...]
+        y = xp.reshape(xp.broadcast_to(y, (*chains, *y.shape)), (z.shape[0], *y.shape[1:]))
+        if channel.log_likelihood is None:
+            s = math.sqrt(self.precision)
+            V = s * xp.eye(z.shape[1], **matching(z))
+            value, slope = channel.log_partition(y, z, V), (channel.posterior(y, z, V).mean - z) / s
+        else:
+            of, step = partial(channel.log_likelihood, y), self.precision ** (1 / 3)
+            value, slope = of(z), xp.zeros_like(z)
+            for unit in np.eye(math.prod(z.shape[1:])).reshape(-1, *z.shape[1:]):
+                along = xp.asarray(unit, **matching(z))
+                difference = (of(z + step * along) - of(z - step * along)) / (2 * step)
+                slope = slope + difference[:, None, None] * along
+        return xp.reshape(value, (*chains, -1)), slope

@@ -1,0 +1,246 @@
+"""Nuclear-norm regression on the matrix of an attention-indexed model, for labels that are linear in the matrix."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import matching, namespace, to_host
+from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Info, is_symmetric, require
+from smimbench.numerics import spectral_function
+from smimbench.problem import Problem
+from smimbench_attention.algorithms.least_squares import LeastSquares, Linear, LinearRegression
+from smimbench_attention.algorithms.nuclear.limit import (
+    best_penalty,
+    fixed_point,
+    minimum_point,
+    no_theory,
+    observations,
+    perfect_recovery,
+    shrink,
+    singular_function,
+    spectrum,
+    vanishing_penalty,
+)
+
+FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
+"""Candidates for tau, in units of the one at which the estimate vanishes."""
+
+FALL = 0.93
+"""Factor of tau from step to step of the path to the optimal one; its logarithm halved, twice the steps to a tiny one."""
+
+
+class NuclearState(NamedTuple):
+    """State of accelerated proximal gradient: estimate, extrapolated point, momentum counter; and constants of the run."""
+
+    estimate: Array
+    point: Array
+    momentum: float
+    weight: float  # point = estimate + weight (estimate - the one before)
+    slope: Array  # minus the gradient of the loss at the estimate before
+    gap: float  # relative duality gap of the estimate before; infinite at the start
+    squares: LeastSquares
+    origin: tuple[Array, float]  # slope and loss of the zero matrix
+    lipschitz: float
+    threshold: float
+    next_threshold: float  # of the next step; it falls to ``threshold``
+    note: str
+
+
+@dataclass(frozen=True)
+class Nuclear(LinearRegression):
+    r"""Nuclear-norm regression for labels that are linear in the matrix.
+
+    By accelerated proximal gradients (FISTA) with restarts:
+
+    .. math:: \min_S \; \tfrac{1}{d} \sum_i w_i (t_i - (A S)_i)^2 + \tau |S|_*, \qquad S = S^T \; (\succeq 0)
+
+    or over all matrices where queries and keys are untied: then singular values take the place of eigenvalues, and the first
+    term has a factor 1/2.
+
+    It knows that the rank is below d, not what the law of the eigenvalues is. Only the identifiable combinations of the
+    latents enter: linear labels as they are; for the softmax of one layer, logarithms of probabilities, which are linear in
+    S up to a common shift. Other channels are refused.
+
+    The residual is the square root of the relative duality gap ``(primal - dual) / primal``, which bounds how far the objective
+    is above its minimum. Its theory is state evolution (``smimbench_attention.algorithms.nuclear.limit``).
+
+    Parameters
+    ----------
+    regularisation : float, "validation" or "optimal"
+        tau > 0; "validation" (default): the best of 12 values between 0.3 and 6e-4 of the tau at which the estimate
+        vanishes, on a fifth of the samples, then refitted on all; "optimal": the tau of the least error in the limit, by
+        theory, which knows the prior. As it may be tiny, the steps come to it along a path from the one that vanishes.
+    positive : bool
+        Restrict to positive semidefinite matrices, which attention with tied key and query has; without symmetry false.
+
+    References
+    ----------
+    Beck and Teboulle (2009), SIAM J. Imaging Sci. 2, 183; O'Donoghue and Candes, arXiv:1204.3982 (restarts);
+    arXiv:2505.17958, arXiv:2509.24914 (theory).
+    """
+
+    regularisation: float | str = "validation"
+    positive: bool = True
+
+    name = "nuclear"
+    version = 3
+    reference = "Beck and Teboulle (2009), SIAM J. Imaging Sci. 2, 183; arXiv:2505.17958"
+    capabilities = Capabilities(models=("attention-indexed",))
+
+    def __post_init__(self) -> None:
+        value = self.regularisation
+        fits = value in ("validation", "optimal") if isinstance(value, str) else value > 0
+        require(self, "regularisation", fits, "a number > 0, 'validation' or 'optimal'")
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Reason why a problem cannot be solved (labels not linear; for the best penalty, a prior without theory), or None."""
+        if self.regularisation == "optimal" and (why := no_theory(problem)):
+            return f"regularisation = 'optimal' needs a theory: {why}"
+        if self.positive and not is_symmetric(problem.model):
+            return "matrices without symmetry cannot be positive: give positive = false"
+        return super().refuses(problem)
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> NuclearState:
+        """Initial state at the prior mean; with validation, tau is chosen first."""
+        linear, note = self.observed(problem)
+        xp = namespace(data.inputs)
+        squares = LeastSquares(problem, linear, data.inputs, data.labels)
+        first = 0.0
+        start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **matching(data.inputs))
+        if self.regularisation == "validation":
+            threshold = self._validated(problem, data, linear, start, rng)
+            note += self.chosen
+        elif self.regularisation == "optimal":
+            seen = observations(problem, linear, data.sample_ratio)
+            threshold, _ = best_penalty(problem.prior, seen, self.positive)
+            first = vanishing_penalty(problem.prior, seen, self.positive)
+            note += f"; regularisation {threshold:.4g}, the best by theory"
+        else:
+            threshold = float(self.regularisation)
+        return _begin_nuclear(start, squares, squares.lipschitz(rng), threshold, note, first)
+
+    def step(self, problem: Problem, data: Data, state: NuclearState) -> tuple[NuclearState, Info]:
+        """One proximal gradient step from the extrapolated point."""
+        new, _ = self._proximal(state)
+        # The new slope is that of the estimate before the step: the certificate lags by one step.
+        gap, rounding = self._duality_gap(state.estimate, new.slope, state)
+        return new._replace(gap=gap), Info(residual=math.sqrt(max(gap - rounding, 0.0)), warning=state.note)
+
+    def estimate(self, state: NuclearState) -> Array:
+        """The current matrix estimate."""
+        return state.estimate
+
+    def findings(self, state: NuclearState) -> dict[str, Any]:
+        """The penalty, an upper bound of the objective's relative distance from its minimum, and the spectrum."""
+        values = spectrum(state.estimate, is_symmetric(state.squares.problem.model))
+        return {
+            "regularisation": [state.threshold],
+            "relative_duality_gap": [state.gap],
+            "spectrum": to_host(values).reshape(-1).tolist(),
+        }
+
+    def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
+        """Prediction for the minimum in the limit, with its penalty, or the reason why there is no theory."""
+        if self.regularisation == "validation":
+            return "its penalty is chosen by validation on held-out samples, which has no theory; give a number, or 'optimal'"
+        if why := no_theory(problem):
+            return f"nuclear-norm regression has no theory here: {why}"
+        linear, _ = self.observed(problem)
+        seen = observations(problem, linear, alpha)
+        if self.regularisation == "optimal":
+            penalty, found = best_penalty(problem.prior, seen, self.positive)
+        else:
+            penalty = float(self.regularisation)
+            found = fixed_point(problem.prior, seen, penalty, self.positive)
+        more: dict[str, Any] = {"regularisation": [penalty], "relative_duality_gap": [0.0]}
+        if not linear.noise.any():
+            more["perfect_recovery"] = perfect_recovery(
+                problem.prior, len(linear.rows), problem.model.kappa, self.positive
+            )
+        point = minimum_point(problem, alpha, found, self.positive)
+        return replace(point, more=point.more | more)
+
+    def _proximal(self, state: NuclearState) -> tuple[NuclearState, Array]:
+        """One proximal gradient step, and its relative length."""
+        xp = namespace(state.point)
+        slope, _ = state.squares.normal(state.point, targets=True)
+        threshold = state.next_threshold / state.lipschitz
+        of = spectral_function if is_symmetric(state.squares.problem.model) else singular_function
+        new = of(state.point + slope / state.lipschitz, lambda values: shrink(values, threshold, self.positive))
+        # Momentum that points uphill is dropped.
+        if float(xp.sum((state.point - new) * (new - state.estimate))) > 0:
+            momentum = 1.0
+        else:
+            momentum = (1 + math.sqrt(1 + 4 * state.momentum**2)) / 2
+        weight = (state.momentum - 1) / momentum if momentum > 1 else 0.0
+        size = xp.sum(new * new)
+        residual = xp.sqrt(xp.sum((new - state.point) ** 2) / xp.where(size > 0, size, xp.ones_like(size)))
+        moved = state._replace(
+            estimate=new,
+            point=new + weight * (new - state.estimate),
+            momentum=momentum,
+            weight=weight,
+            next_threshold=max(state.threshold, FALL * state.next_threshold),
+            # The gradient is linear, so the slope at the estimate follows from that at the extrapolated point.
+            slope=(slope + state.weight * state.slope) / (1 + state.weight),
+        )
+        return moved, residual
+
+    def _duality_gap(self, estimate: Array, slope: Array, state: NuclearState) -> tuple[float, float]:
+        r"""Duality gap ``(primal - dual) / primal`` of an estimate, from the loss gradient G, and its possible rounding
+        error.
+
+        The residuals times ``s = min(1, tau / |G|)`` are feasible for the dual problem, whose value is below the minimum:
+        ``gap = (1 - s)^2 loss + tau |S|_* - s <G, S>``.
+        """
+        xp = namespace(estimate)
+        start, loss = state.origin
+        loss = max(loss - 0.5 * float(xp.sum((start + slope) * estimate)), 0.0)
+        of = is_symmetric(state.squares.problem.model)
+        values = spectrum(slope, of)
+        steepest = float(xp.max(values if self.positive else xp.abs(values)))
+        s = min(1.0, state.threshold / steepest) if steepest > 0 else 1.0
+        if self.positive:
+            norm = float(xp.sum(xp.linalg.trace(estimate)))
+        else:
+            norm = float(xp.sum(xp.abs(spectrum(estimate, of)))) / (1 if of else 2)
+        primal = loss + state.threshold * norm
+        gap = (1 - s) ** 2 * loss + state.threshold * norm - s * float(xp.sum(slope * estimate))
+        rounding = 8 * float(xp.finfo(estimate.dtype).eps) * (state.origin[1] + state.threshold * norm)
+        return (gap / primal, rounding / primal) if primal > 0 else (0.0, 0.0)
+
+    def _validated(self, problem: Problem, data: Data, linear: Linear, start: Array, rng: np.random.Generator) -> float:
+        """Penalty tau with the smallest error on held-out samples, along a path from large to small."""
+        xp = namespace(data.inputs)
+        fit, rest = LinearRegression.held_out(problem, data, linear)
+        slope, _ = fit.normal(xp.zeros_like(start), targets=True)
+        largest = float(xp.max(xp.abs(spectrum(slope, is_symmetric(problem.model)))))
+        lipschitz = fit.lipschitz(rng)
+        best, least = largest * FRACTIONS[0], math.inf
+        estimate = start
+        for fraction in FRACTIONS:
+            state = _begin_nuclear(estimate, fit, lipschitz, largest * fraction)
+            for _ in range(60):
+                state, residual = self._proximal(state)
+                if float(residual) < 1e-4:
+                    break
+            estimate = state.estimate
+            error = float(rest.normal(estimate, targets=True)[1])
+            if error < least:
+                best, least = largest * fraction, error
+        # All samples pull harder than those it was chosen on.
+        return best * int(data.inputs.shape[0]) / int(fit.inputs.shape[0])
+
+
+def _begin_nuclear(
+    start: Array, squares: LeastSquares, lipschitz: float, threshold: float, note: str = "", first: float = 0.0
+) -> NuclearState:
+    slope, value = squares.normal(namespace(start).zeros_like(start), targets=True)
+    origin = slope, float(value) * squares.problem.model.kappa / 2 / start.shape[-1]
+    return NuclearState(
+        start, start, 1.0, 0.0, slope, math.inf, squares, origin, lipschitz, threshold, max(first, threshold), note
+    )

@@ -1,0 +1,217 @@
+"""Ridge regression on the signal by conjugate gradients, for linear labels; penalties are chosen on held-out samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from smimbench.backend import matching, namespace, to_host
+from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Host, Info, require
+from smimbench.problem import Problem
+from smimbench.theory import Prediction, information_at, limit_point, point_document, prior_moments
+from smimbench_attention.algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression, ridge_overlaps
+
+CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
+"""Values of lambda to choose from."""
+
+
+class RidgeState(NamedTuple):
+    """State of conjugate gradients: deviation from the prior mean, residual, direction; and constants of the run.
+
+    The first axis of the arrays counts penalties that are solved for together.
+    """
+
+    deviation: Array
+    residual: Array
+    direction: Array
+    squares: LeastSquares
+    penalty: Array
+    scale: Array
+    base: Array
+    note: str
+
+
+@dataclass(frozen=True)
+class Ridge(LinearRegression):
+    r"""Ridge regression for labels that are linear in the signal.
+
+    Least squares with a quadratic penalty around the prior mean, by conjugate gradients:
+
+    .. math::
+
+        \min_S \; \tfrac12 \sum_i w_i (t_i - (A S)_i)^2 + \tfrac{\lambda}{2} \frac{D}{c} \operatorname{tr}
+        \frac{(S - \bar S)(S - \bar S)^T}{D}, \qquad c = 1 \text{ or } 2/D,
+
+    with lambda in units of the noise of the latents: at noise over the prior's variance this is the posterior mean for a
+    Gaussian prior with the signal's first two moments (the best estimate that is linear in the labels), at 0 the solution
+    closest to the prior mean. Only the identifiable combinations of the latents enter: linear labels as they are; for the
+    softmax of one attention-indexed layer, logarithms of probabilities, which are linear in S up to a common shift. Other
+    channels are refused. The engine's tolerance applies to the norm of the normal equations' residual over that of their
+    right side.
+
+    Parameters
+    ----------
+    regularisation : float, "theory" or "validation"
+        lambda >= 0; "theory" (default): noise over the variance of each component around its mean, 0 without noise, which is
+        Bayes-optimal among linear estimates for components that are independent;
+        "validation": the best of 13 values from 1e-4 to 1e2 on a fifth of the samples, then refitted on all.
+
+    References
+    ----------
+    Hoerl and Kennard (1970), Technometrics 12; theory derived, checked by tests/algorithms/test_ridge.py.
+    """
+
+    regularisation: float | str = "theory"
+
+    name = "ridge"
+    version = 2
+    reference = "Hoerl and Kennard (1970), Technometrics 12, 55"
+    capabilities = Capabilities()
+
+    def __post_init__(self) -> None:
+        value = self.regularisation
+        fits = value in ("theory", "validation") if isinstance(value, str) else 0 <= value < float("inf")
+        require(self, "regularisation", fits, "a finite number >= 0, 'theory' or 'validation'")
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> RidgeState:
+        """Initial state at the prior mean; with validation, lambda is chosen first."""
+        linear, note = self.observed(problem)
+        if self.regularisation == "validation":
+            penalty: float | Host = _validated(problem, data, linear)
+            note += self.chosen
+        elif self.regularisation == "theory":
+            second, known = prior_moments(problem)
+            penalty = float(linear.noise.min()) / np.diagonal(second - known)
+        else:
+            penalty = float(self.regularisation)
+        return _begin_ridge(problem, LeastSquares(problem, linear, data.inputs, data.labels), penalty, note)
+
+    def step(self, problem: Problem, data: Data, state: RidgeState) -> tuple[RidgeState, Info]:
+        """One step of conjugate gradients."""
+        new, relative = _conjugate_gradient_step(state)
+        return new, Info(residual=relative[0], warning=state.note, samples=None)
+
+    def estimate(self, state: RidgeState) -> Array:
+        """The prior mean plus the computed deviation."""
+        return state.base + state.deviation[0, ...]
+
+    def theory(self, problem: Problem, alpha: float, assumed: Problem | None = None) -> AlgorithmPrediction | str:
+        """Error of the estimate in the limit, or the reason why there is no theory.
+
+        Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank, or latents of unlike noise (as
+        of correlated tokens): for lambda of theory,
+        ``V = 1 / (1 / V_0 + kappa alpha I(V))``, ``I`` the channel's information and ``V_0`` the variance around the mean.
+        """
+        if self.regularisation == "validation":
+            return "a penalty chosen on held-out samples has no closed form"
+        if assumed is not None:
+            return self._mismatched(problem, assumed, alpha)
+        best = self.regularisation == "theory" and problem.components == 1
+        if problem.model.rank == "low":
+            linear, _ = self.observed(problem)
+            if linear.alike or not best or problem.features is not None:
+                return self._low_rank_theory(problem, alpha)
+        elif not best:
+            return "matrices have a theory for one component and regularisation = 'theory' only"
+        return _best_linear(problem, alpha)
+
+    def _mismatched(self, problem: Problem, assumed: Problem, alpha: float) -> AlgorithmPrediction | str:
+        """Theory with the penalty that is best for ``assumed``, whose labels are linear in the same latents."""
+        same = problem.spec["channel"]["name"] == assumed.spec["channel"]["name"]
+        if problem.model.rank != "low" or not same or np.abs(prior_moments(assumed)[1]).max() > 0:
+            return "with wrong assumptions its theory is for a wrong noise or variance, and signals of low rank"
+        if self.regularisation != "theory":
+            return self._low_rank_theory(problem, alpha)
+        penalties = float(self.observed(assumed)[0].noise.min()) / np.diagonal(prior_moments(assumed)[0])
+        if np.ptp(penalties) > SAME * penalties.max():
+            return "theory needs one penalty for all components"
+        return replace(self, regularisation=float(penalties[0]))._low_rank_theory(problem, alpha)
+
+    def _low_rank_theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
+        linear, _ = self.observed(problem)
+        second, known = prior_moments(problem)
+        if np.abs(known).max() > 0 or len(linear.rows) != problem.components * problem.model.sites or not linear.alike:
+            return "theory needs latents that are all observed with the same noise, and signals of mean zero"
+        chosen = (
+            linear.noise[0] / np.diagonal(second)
+            if self.regularisation == "theory"
+            else np.array([self.regularisation])
+        )
+        penalty = float(chosen[0])
+        if np.ptp(chosen) > SAME * chosen.max():
+            return "theory needs one penalty for all components"
+        noise = linear.noise[0] * np.eye(problem.components)
+        try:
+            found = ridge_overlaps(second, noise, alpha * problem.model.sites, penalty, problem.features)
+        except ValueError as error:
+            return str(error)
+        point = limit_point(problem, alpha, [[found]], method="ridge, closed fixed point", branch="minimum")
+        return replace(point, between_students=point.own_overlap)
+
+
+def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
+    """Error of the best linear estimate, for one component."""
+    kappa = problem.model.kappa
+    second, known = (float(moment[0, 0]) for moment in prior_moments(problem))
+    start = second - known
+
+    def excess(V: float) -> float:
+        Q = np.array([[second - V]])
+        information = information_at(problem, Q, np.array([[V]])).value[0, 0]
+        return float(1 / start + kappa * alpha * float(information) - 1 / V)
+
+    from scipy.optimize import brentq
+
+    smallest = 1e-12 * start
+    # Below its counting threshold a noiseless problem has a positive root; above it, the error is 0.
+    V = 0.0 if excess(smallest) > 0 else float(brentq(excess, smallest, start, xtol=1e-15))
+    how = "best linear estimate, fixed point"
+    found = Prediction(alpha, np.array([[second - V]]), np.array([[V]]), np.array([1e-12]), "linear", how)
+    point = point_document(problem, found)
+    return AlgorithmPrediction.of_point(point, between_students=point["overlap"])
+
+
+def _begin_ridge(problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = "") -> RidgeState:
+    """Initial state for ``penalty``: a number, one per component, or one row of these per candidate."""
+    xp = namespace(squares.inputs)
+    place = matching(squares.inputs)
+    base = xp.asarray(problem.prior.mean(problem.components, squares.inputs.shape[-1]), **place)
+    penalties = xp.asarray(np.atleast_2d(penalty), **place)
+    right = xp.stack([squares.normal(base, targets=True)[0]] * penalties.shape[0])
+    scale = xp.sqrt(xp.sum(right * right, axis=tuple(range(1, right.ndim))))
+    return RidgeState(xp.zeros_like(right), right, right, squares, penalties, scale, base, note)
+
+
+def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
+    """One step for every candidate on the first axis; converged candidates no longer change."""
+    xp = namespace(state.residual)
+    axes = tuple(range(1, state.residual.ndim))
+    wide = (-1, *[1] * len(axes))
+    penalty = xp.reshape(state.penalty, (*state.penalty.shape, *[1] * (len(axes) - 1)))
+
+    def ratio(top: Array, bottom: Array) -> Array:
+        return xp.where(bottom > 0, top / xp.where(bottom > 0, bottom, xp.ones_like(top)), xp.zeros_like(top))
+
+    product = state.squares.normal(state.direction)[0] + penalty * state.direction
+    before = xp.sum(state.residual * state.residual, axis=axes)
+    step = xp.reshape(ratio(before, xp.sum(state.direction * product, axis=axes)), wide)
+    deviation, residual = state.deviation + step * state.direction, state.residual - step * product
+    after = xp.sum(residual * residual, axis=axes)
+    direction = residual + xp.reshape(ratio(after, before), wide) * state.direction
+    # Not by ``ratio``, which is 0 for a scale of NaN: data that are not finite must show.
+    relative = xp.sqrt(after) / xp.where(state.scale > 0, state.scale, xp.ones_like(after))
+    return state._replace(deviation=deviation, residual=residual, direction=direction), relative
+
+
+def _validated(problem: Problem, data: Data, linear: Linear) -> float:
+    """Penalty with the smallest error on held-out samples; all candidates are solved together."""
+    fit, rest = LinearRegression.held_out(problem, data, linear)
+    state = _begin_ridge(problem, fit, np.array(CANDIDATES)[:, None])
+    for _ in range(200):
+        state, relative = _conjugate_gradient_step(state)
+        if float(namespace(relative).max(relative)) < 1e-3:
+            break
+    _, errors = rest.normal(state.base + state.deviation, targets=True)
+    return CANDIDATES[int(np.argmin(to_host(errors)))]

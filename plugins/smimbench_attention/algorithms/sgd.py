@@ -1,0 +1,195 @@
+"""Stochastic gradient descent on the factor of the signal: on minibatches, a stream, or all samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from smimbench.backend import namespace
+from smimbench.interfaces import AlgorithmPrediction, Array, Conditions, Data, require
+from smimbench.problem import Problem
+from smimbench_attention.algorithms.gradient import SEEN_AGAIN, Descent
+from smimbench_attention.algorithms.gradient.mean_field import mean_field_theory
+from smimbench_attention.algorithms.gradient.online_theory import online_theory
+
+
+@dataclass(frozen=True)
+class Sgd(Descent):
+    r"""Stochastic gradient descent with momentum, on batches or on a stream.
+
+    For a batch B of samples,
+
+    .. math::
+
+        L_B = \frac{1}{\alpha_B} \sum_{\mu \in B} l(f(z_\mu), t_\mu) + \frac{\lambda}{2} |W|^2, \qquad
+        v \leftarrow m v + \nabla L_B, \qquad W \leftarrow W - \eta v
+
+    with ``alpha_B`` the sample ratio of the batch, ``|B| / D`` or ``|B| / D^2``. So the mean step is the same for every
+    size of the batch and of the problem: eta times the number of steps is the time of the gradient flow. The step is
+    stable for eta up to about the sample ratio of the batch (times a number of order 1), as the usual rule says: learning
+    rate proportional to batch size.
+
+    Parameters
+    ----------
+    learning_rate : float
+        eta > 0.
+    momentum : float
+        m in [0, 1).
+    nesterov : bool
+        Step along ``m v + grad L_B`` instead of v.
+    weight_decay : float
+        lambda >= 0.
+    steps, epochs, batch, online, loss, schedule, decay_steps, decay_factor, spherical, width, surrogate_beta
+        As for ``adam``.
+
+    References
+    ----------
+    Sutskever, Martens, Dahl and Hinton (2013), On the importance of initialization and momentum in deep learning.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    moves: ClassVar[str] = "gradient"
+    example: ClassVar[dict[str, Any]] = {"learning_rate": 0.03, "steps": 100}  # stable at the small sizes of checks
+    name = "sgd"
+    version = 2
+    reference = "Sutskever et al. (2013), Proc. ICML"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        require(self, "nesterov", not self.nesterov or self.momentum > 0, "false without momentum")
+        require(self, "weight_decay", self.weight_decay >= 0, ">= 0")
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+        """Theory of descent on low-rank signals: overlaps at finite dimension from the runs' initial overlaps, or in the limit.
+
+        Online: the mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
+        ``1/sqrt(D)`` are drawn where that takes seconds. For linear labels the mean squared error follows closed equations at
+        every D; for long runs the equations of the limit are solved (``gradient/online.py``). The trajectory
+        is against ``samples`` and ``iteration``.
+
+        On samples that are seen again: mean-field dynamics of low-rank signals (``gradient/mean_field.py``),
+        against ``iteration``, with ``train_error`` and ``test_error``, the mean loss of a sample, in the trajectory. For
+        matrices, all samples in every step, weight decay and a wide factor: the minimum, as for ``adam``. Else tables stay
+        blank and say why.
+        """
+        if self.online:
+            return online_theory(self, problem, alpha, conditions)
+        if problem.model.rank != "low":
+            return self._minimum(problem, alpha, conditions, self.weight_decay * alpha)
+        return mean_field_theory(self, problem, alpha, conditions)
+
+    def first_memory(self, factor: Array) -> tuple[Array, ...]:
+        """Initial velocity, if there is momentum."""
+        return (namespace(factor).zeros_like(factor),) if self.momentum else ()
+
+    def penalty(self, data: Data) -> float:
+        """Weight decay, as a penalty within the loss."""
+        return self.weight_decay
+
+    def move(
+        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """One step along the velocity."""
+        if not self.momentum:
+            return factor - rate * self.direction(gradient), ()
+        velocity = self.momentum * memory[0] + gradient
+        along = gradient + self.momentum * velocity if self.nesterov else velocity
+        return factor - rate * self.direction(along), (velocity,)
+
+    def direction(self, along: Array) -> Array:
+        """What a step moves along, from the velocity: the velocity itself."""
+        return along
+
+
+class _Sized(Sgd):
+    """Base class of methods whose steps have a length of their own, whatever that of the gradient."""
+
+    example: ClassVar[dict[str, Any]] = {"steps": 100}
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+        """Theory of one pass over linear labels of low rank, feature by feature
+        (``smimbench_attention.algorithms.gradient.online_spectrum``); of ``muon``, also of samples seen again, as for ``sgd``.
+        """
+        if self.online:
+            return online_theory(self, problem, alpha, conditions)
+        return mean_field_theory(self, problem, alpha, conditions) if self.moves == "polar" else SEEN_AGAIN
+
+
+@dataclass(frozen=True)
+class SignSgd(_Sized):
+    r"""Stochastic gradient descent along signs.
+
+    ``W <- W - eta sign(v)`` with the velocity v of ``sgd``: every entry moves by eta.
+
+    Parameters
+    ----------
+    learning_rate : float
+        eta > 0, in units of an entry of the factor.
+    momentum : float
+        m in [0, 1), 0 unless given.
+    nesterov, weight_decay, steps, epochs, batch, online, loss, schedule, decay_steps, decay_factor, spherical, width, \
+    surrogate_beta
+        As for ``sgd``.
+
+    References
+    ----------
+    Bernstein et al., arXiv:1802.04434; theory arXiv:2411.12135.
+    """
+
+    learning_rate: float = 0.01
+
+    moves = "sign"
+    name = "signsgd"
+    version = 1
+    reference = "arXiv:1802.04434"
+
+    def direction(self, along: Array) -> Array:
+        """Signs of the entries."""
+        return namespace(along).sign(along)
+
+
+@dataclass(frozen=True)
+class Muon(_Sized):
+    r"""Momentum orthogonalized: descent along the polar factor of the velocity.
+
+    .. math:: W \leftarrow W - \eta \sqrt{\max(m, n)}\, U V^T, \qquad v = U \Sigma V^T,
+
+    with the velocity v (m, n) of ``sgd`` and its singular value decomposition in place of Newton-Schulz steps. Entries move by
+    about eta. The matrix is the signal (P, D), or a component's factor (D, width). Singular values that are rounding give no
+    direction.
+
+    Parameters
+    ----------
+    learning_rate : float
+        eta > 0, in units of an entry of the factor.
+    momentum : float
+        m in [0, 1), 0.95 unless given.
+    nesterov : bool
+        Step along ``m v + grad L_B`` instead of v; default true.
+    weight_decay, steps, epochs, batch, online, loss, schedule, decay_steps, decay_factor, spherical, width, surrogate_beta
+        As for ``sgd``.
+
+    References
+    ----------
+    Jordan et al. (2024), Muon: an optimizer for hidden layers in neural networks; theory arXiv:2605.09552.
+    """
+
+    learning_rate: float = 0.01
+    momentum: float = 0.95
+    nesterov: bool = True
+
+    moves = "polar"
+    name = "muon"
+    version = 1
+    reference = "Jordan et al. (2024), arXiv:2502.16982"
+
+    def direction(self, along: Array) -> Array:
+        """Polar factor of the last two axes, times the root of the longer one."""
+        xp = namespace(along)
+        u, sizes, v = xp.linalg.svd(along, full_matrices=False)
+        known = sizes > max(along.shape[-2:]) * xp.finfo(along.dtype).eps * xp.max(sizes, axis=-1, keepdims=True)
+        return max(along.shape[-2:]) ** 0.5 * xp.matmul(u * xp.astype(known, along.dtype)[..., None, :], v)

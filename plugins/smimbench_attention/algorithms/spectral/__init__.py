@@ -1,0 +1,219 @@
+"""The algorithm ``spectral``: eigenvectors of linearized message passing (low rank), or one message-passing step (extensive
+rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import dtype_name, matching, namespace, send, to_host
+from smimbench.derive import denoise_step
+from smimbench.interfaces import (
+    Algorithm,
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Data,
+    Denoised,
+    Host,
+    Info,
+    Plan,
+    Start,
+    require,
+)
+from smimbench.numerics import with_floor
+from smimbench.problem import Problem
+from smimbench.theory import Prediction, information_at, overlap_at, point_document, prior_moments
+from smimbench_attention.algorithms.gamp import GampState, pass_by_chunks, solve_first
+from smimbench_attention.algorithms.spectral.eigenvectors import spectral_estimate
+from smimbench_attention.algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory, why_not
+
+ORIGINS = ("prior-mean", "zero")
+
+
+def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
+    """Overlap Q and error V of the starting point."""
+    second, known = prior_moments(problem)
+    return (known, second - known) if origin == "prior-mean" else (np.zeros_like(second), second)
+
+
+def first_order(problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None) -> Denoised:
+    r"""One step of message passing from a start S_0, denoised by the prior: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
+
+    Where the prior has it, by the ``continued`` denoiser. With a few samples a direction the largest eigenvalues of the step lie
+    outside the bulk by chance; taken for spikes of the signal, they would make the error at D = 40 a fifth larger.
+
+    Parameters
+    ----------
+    origin : {"prior-mean", "zero"}
+        ``S_0``: the prior mean with its error, or zero with the whole second moment as its error.
+    rng : numpy.random.Generator, optional
+        For channels that integrate by sampling.
+
+    Returns
+    -------
+    Denoised
+        The estimate, signal-shaped, and the error that the prior predicts for it.
+
+    References
+    ----------
+    arXiv:2506.01582; checked against ``first_order_theory`` by tests/algorithms/test_spectral_limit.py.
+    """
+    prior, P, n = problem.prior, problem.components, data.inputs.shape[0]
+    base = namespace(data.inputs).asarray(prior.mean(P, data.dimension), **matching(data.inputs))
+    if origin == "zero":
+        base = 0 * base
+    V = np.asarray(_origin(problem, origin)[1], dtype=dtype_name(base))
+    inverse = np.linalg.inv(V)
+    _, total, (covariance, *_), _ = pass_by_chunks(problem, data, GampState(base, V, None, rng), inverse)
+    information = inverse - inverse @ (to_host(covariance) / n @ inverse)
+    # A sample or two without information: the prior mean hardly moves.
+    Qhat = with_floor(
+        problem.model.kappa * data.sample_ratio * problem.model.sites * information, 1e-9 * np.abs(inverse).max()
+    )
+    R = base + solve_first(Qhat, total)
+    return denoise_step(prior, R, send(Qhat, R))
+
+
+def first_order_theory(problem: Problem, alpha: float, origin: str) -> tuple[Host, Host, Host, str]:
+    """Overlap Q (P, P), error V (P, P), numerical error of diag V (P,), and method of ``first_order`` in the limit."""
+    Q, V = _origin(problem, origin)
+    found = information_at(problem, Q, V)
+    scale = problem.model.kappa * alpha
+    Q, V = overlap_at(problem, scale * found.value)
+    shifted = overlap_at(problem, scale * found.value + scale * np.diag(np.diagonal(found.error)))[1]
+    return Q, V, np.abs(np.diagonal(shifted - V)), found.method
+
+
+class SpectralState(NamedTuple):
+    """State: the estimate, the random generator for initial vectors, and the outliers found (low rank)."""
+
+    estimate: Array
+    rng: np.random.Generator
+    outliers: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True)
+class Spectral(Algorithm):
+    r"""Leading eigenvectors of linearized message passing, or its first step.
+
+    Low rank: the leading eigenvector (one per component) of
+
+    .. math::
+
+        T = \sum_\mu X_\mu^T [I - (I + G_\mu + \epsilon I)^{-1}] X_\mu \quad \text{or} \quad K = (X X^T - I) G, \qquad
+        G_\mu = E[z z^T | y_\mu] - I,
+
+    by Lanczos' or Arnoldi's method on products with the inputs. Extensive rank: ``denoise(S_0 + Qhat^{-1} adjoint(g))``.
+
+    Eigenvectors have no scale: they are given that of a posterior mean, ``sqrt(q D)`` with q the overlap that theory
+    predicts, so that the error of the estimate is ``1 - q``. Its own theory of overlaps, errors and outliers is shown
+    next to the runs, in place of the Bayes-optimal one.
+
+    Parameters
+    ----------
+    kind : {"symmetric", "asymmetric"}
+        Low rank only: T (default) or K. K may have no real outlier: then T is used, with a warning.
+    regularisation : float
+        epsilon > 0, for the symmetric matrix; default 0.01. Labels without noise make ``I + G`` singular; a smaller
+        epsilon costs more products and gains overlap only where the signal is nearly known.
+    origin : {"prior-mean", "zero"}
+        Extensive rank only: ``S_0``; default: the prior mean.
+
+    References
+    ----------
+    arXiv:2502.00901, arXiv:2506.01582; derived independently, checked by tests/algorithms/test_spectral_limit.py.
+    """
+
+    kind: str | None = None
+    regularisation: float | None = None
+    origin: str | None = None
+
+    name = "spectral"
+    version = 3
+    reference = "arXiv:2502.00901, arXiv:2506.01582"
+    capabilities = Capabilities()
+
+    def __post_init__(self) -> None:
+        for key, choices in (("kind", KINDS), ("origin", ORIGINS)):
+            require(self, key, getattr(self, key) in (None, *choices), f"one of {', '.join(choices)}")
+        if self.regularisation is not None:
+            require(self, "regularisation", self.regularisation > 0, "> 0")
+            require(self, "regularisation", self.kind != "asymmetric", "left out with kind = 'asymmetric'")
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Reason why a parameter belongs to the other kind of model, or None."""
+        if problem.model.rank == "low":
+            if self.origin is not None:
+                return "origin applies to attention-indexed models only; remove it"
+            if problem.variances is not None:
+                return "features have a spectrum: leading eigenvectors are those of large features, not of the signal"
+            return why_not(problem)
+        for key in ("kind", "regularisation"):
+            if getattr(self, key) is not None:
+                return f"{key} applies to low-rank models only; remove it"
+        return None
+
+    def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
+        """Start for iterative algorithms: the spectral estimate with its error, or the first step from the prior mean."""
+        if problem.model.rank == "low":
+            found = spectral_estimate(problem, data, rng, *self._low_rank())
+            return Start(found.estimate, found.V)
+        return Start(*first_order(problem, data, self.origin or ORIGINS[0], rng))
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> SpectralState:
+        """Initial state at the prior mean."""
+        xp = namespace(data.inputs)
+        mean = problem.prior.mean(problem.components, data.dimension)
+        return SpectralState(xp.asarray(mean, **matching(data.inputs)), rng)
+
+    def step(self, problem: Problem, data: Data, state: SpectralState) -> tuple[SpectralState, Info]:
+        """Compute the whole estimate in one step, with residual 0."""
+        n = data.inputs.shape[0]
+        if problem.model.rank == "low":
+            found = spectral_estimate(problem, data, state.rng, *self._low_rank())
+            remarks = "; ".join(found.remarks) or None
+            new = SpectralState(found.estimate, state.rng, found.outliers)
+            return new, Info(residual=0.0, warning=remarks, samples=n)
+        estimate = first_order(problem, data, self.origin or ORIGINS[0], state.rng).estimate
+        return SpectralState(estimate, state.rng), Info(residual=0.0, samples=n)
+
+    def estimate(self, state: SpectralState) -> Array:
+        """The spectral estimate."""
+        return state.estimate
+
+    def plan(self, data: Data) -> Plan:
+        """Plan of one pass over the inputs (extensive rank), or of as many as the eigensolver needs (low rank)."""
+        return Plan(1, cost=lambda problem, data: None if problem.model.rank == "low" else problem.pass_cost(data))
+
+    def findings(self, state: SpectralState) -> dict[str, list[float | None]]:
+        """Eigenvalues of the eigenvectors used, strongest first; None where the matrix has no real outlier."""
+        return {"leading_eigenvalues": list(state.outliers)} if state.outliers else {}
+
+    def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction:
+        """Theory of the spectral estimate as D goes to infinity.
+
+        Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
+        """
+        more: dict[str, Any] = {}
+        if problem.model.rank == "low":
+            kind, regularisation = self._low_rank()
+            found = spectral_theory(problem, alpha, kind, regularisation)
+            overlap, own, V, error = found.cross, found.gram, np.diag(found.mse), found.error
+            method = f"Monte Carlo over labels, spectral theory ({kind})"
+            more["squared_cosine"] = np.diagonal(found.overlap).tolist()
+            more["squared_cosine_error"] = (error / np.diagonal(prior_moments(problem)[0])).tolist()
+            if found.modes:
+                more["leading_eigenvalues"] = [mode.eigenvalue if mode.found else None for mode in found.modes]
+        else:
+            overlap, V, error, how = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
+            own, method = overlap, f"{how}, one step"
+        point = point_document(problem, Prediction(alpha, overlap, V, error, "spectral", method)) | more
+        return AlgorithmPrediction.of_point(point, own_overlap=own, between_students=own)
+
+    def _low_rank(self) -> tuple[str, float]:
+        return self.kind or KINDS[0], REGULARISATION if self.regularisation is None else self.regularisation

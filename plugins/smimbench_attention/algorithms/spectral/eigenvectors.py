@@ -1,0 +1,214 @@
+"""Estimates of a low-rank signal from the leading eigenvectors of linearized message passing."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import matching, namespace, sample_chunks, to_host
+from smimbench.interfaces import Array, Data, Host, checked_posterior
+from smimbench.numerics import symmetric, with_floor
+from smimbench.problem import Problem
+from smimbench_attention.algorithms.spectral.limit import (
+    REGULARISATION,
+    Mode,
+    SpectralTheory,
+    along_direction,
+    label_matrices,
+    second_moment_root,
+    spectral_theory,
+)
+
+SMALLEST_V = 1e-3
+"""Floor of the predicted error, in second moments: a start must leave room for the fluctuation of the overlap."""
+
+RIGHTMOST = 8
+"""Eigenvalues of K among which a real one is looked for. More: found more often behind complex ones, with more products."""
+
+
+class SpectralEstimate(NamedTuple):
+    """Spectral estimate (P, D), the error V (P, P) that theory predicts for it, and remarks.
+
+    ``outliers`` are those of the matrix that was asked for, None where it has no real one.
+    """
+
+    estimate: Array
+    V: Array
+    remarks: list[str]
+    outliers: list[float | None]
+
+
+def spectral_estimate(
+    problem: Problem,
+    data: Data,
+    rng: np.random.Generator,
+    kind: str = "symmetric",
+    regularisation: float = REGULARISATION,
+) -> SpectralEstimate:
+    r"""Estimate of a low-rank signal from the leading eigenvectors.
+
+    An eigenvector has no scale. It is given the one at which its squared error is smallest, ``sqrt(q D)`` with q the
+    overlap that theory predicts, so that the estimate has the size of a posterior mean and ``1 - q`` is its error; where
+    theory sees no outlier, ``q = 1/D``, the squared cosine of two random vectors. Its sign is free where no label can see
+    it; otherwise it is the one that agrees with ``adjoint(E[z | y])``.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        First vectors of Lanczos' and Arnoldi's methods.
+    kind : {"symmetric", "asymmetric"}
+        The asymmetric matrix may have no real eigenvalue among its rightmost ones; then a remark says so and the
+        symmetric one is used.
+    regularisation : float
+        epsilon > 0, for the symmetric matrix.
+
+    Raises
+    ------
+    ArithmeticError
+        If Lanczos' method does not converge.
+    """
+    xp, place = namespace(data.inputs), matching(data.inputs)
+    P, C, D = problem.components, problem.model.sites, data.dimension
+    root = second_moment_root(problem)
+    parts = sample_chunks(problem.model, data.inputs, P * C)
+    G = xp.concat([label_matrices(problem.channel, data.labels[k, ...], root, C, rng, data.inputs) for k in parts])
+    theory = spectral_theory(problem, data.sample_ratio, kind, regularisation)
+    hints = _sign_hints(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
+    spread = xp.asarray(root, **place)
+    estimate = xp.zeros((P, D), **place)
+    gram, cross = np.zeros((P, P)), np.zeros((P, P))
+    outliers: list[float | None] = []
+    remarks: list[str] = []
+    removed: list[Any] = []
+    for mode in theory.modes:
+        e = None if mode.direction is None else xp.asarray(mode.direction, **place)
+        matrices = LinearisedMatrices(problem, data, G if e is None else along_direction(G, e), removed)
+        found = matrices.leading_asymmetric(rng) if kind == "asymmetric" else None
+        outliers.append(None if found is None else found[0])
+        if found is None:
+            found = matrices.leading_symmetric(regularisation, rng)
+            if kind == "symmetric":
+                outliers[-1] = found[0]
+            else:
+                remarks = ["the asymmetric matrix has no real outlier; the symmetric one was used"]
+                mode = _same_direction(spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode)
+        u = found[1]
+        if mode.found and e is not None:
+            removed.append(u[0, :])
+        U = u if e is None else e[:, None] * u
+        if hints is not None and float(xp.sum(hints * xp.matmul(spread, U))) < 0:
+            U = -U
+        scale = max(mode.scale**2, 1 / D)
+        estimate = estimate + (scale * D) ** 0.5 * U
+        gram += scale * mode.gram
+        # an eigenvector of all components at once does not hold as much of each as it is long
+        cross += scale**0.5 * mode.A if mode.found else scale * mode.gram
+    V = root @ with_floor(np.eye(P) - cross - cross.T + gram, SMALLEST_V) @ root
+    return SpectralEstimate(xp.matmul(spread, estimate), xp.asarray(V, **place), remarks, outliers)
+
+
+def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
+    if mode.direction is None:
+        return theory.modes[0]
+    return max(theory.modes, key=lambda other: abs(float(other.direction @ mode.direction)))  # type: ignore[operator]
+
+
+def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
+    """Vector ``adjoint(E[z | y])`` at the prior mean, which gives the signs of components where labels depend on them."""
+    xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
+    total = xp.zeros((P, data.dimension), **place)
+    V = xp.asarray(problem.prior.second_moment(P), **place)
+    for part in sample_chunks(problem.model, data.inputs, P):
+        inputs = data.inputs[part, ...]
+        omega = xp.zeros((inputs.shape[0], P, problem.model.sites), **place)
+        found = problem.channel.posterior(data.labels[part, ...], omega, V, rng=rng)
+        # the gradient V^{-1} E[z | y], seen through V again
+        total = total + problem.model.adjoint(inputs, checked_posterior(found, omega).mean)
+    return total
+
+
+class LinearisedMatrices:
+    """The matrices T and K of linearized message passing as linear operators, for one direction or all components.
+
+    Only the weights (n, k, C, k, C) and latents (n, k, C) are held; a product reads the inputs chunk by chunk.
+    """
+
+    def __init__(self, problem: Problem, data: Data, G: Array, removed: list[Array]) -> None:
+        self.model, self.inputs, self.removed = problem.model, data.inputs, removed
+        self.xp = namespace(data.inputs)
+        self.n, self.P, self.C = G.shape[:3]
+        self.D = data.dimension
+        self.G = self.xp.reshape(G, (self.n, self.P * self.C, self.P * self.C))
+        self.parts = list(sample_chunks(self.model, self.inputs, self.P))
+
+    def _weigh(self, weights: Array, z: Array) -> Array:
+        vector = self.xp.reshape(z, (self.n, self.P * self.C, 1))
+        return self.xp.reshape(self.xp.matmul(weights, vector), (self.n, self.P, self.C))
+
+    def _project(self, u: Array) -> Array:
+        for v in self.removed:
+            u = u - self.xp.matmul(u, v[:, None]) * v[None, :]
+        return u
+
+    def _latents(self, u: Array) -> Array:
+        return self.xp.concat([self.model.forward(self.inputs[part, ...], u) for part in self.parts])
+
+    def _signal(self, z: Array) -> Array:
+        return self._project(sum(self.model.adjoint(self.inputs[part, ...], z[part, ...]) for part in self.parts))
+
+    def _device(self, vector: Host, shape: tuple[int, ...]) -> Array:
+        return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)
+
+    def leading_symmetric(self, regularisation: float, rng: np.random.Generator) -> tuple[float, Array]:
+        """Largest eigenvalue of T and its eigenvector (k, D), by Lanczos' method."""
+        from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+        shape, size = (self.P, self.D), self.P * self.D
+        identity = self.xp.eye(self.P * self.C, **matching(self.G))
+        weights = identity - self.xp.linalg.inv((1 + regularisation) * identity + self.G)
+
+        def product(vector: Host) -> Host:
+            u = self._project(self._device(vector, shape))
+            return to_host(self._signal(self._weigh(weights, self._latents(u)))).astype(np.float64).reshape(-1)
+
+        start = rng.standard_normal(size)
+        if size <= 40:  # Lanczos' method needs a space much larger than its basis
+            dense = np.stack([product(column) for column in np.eye(size)])
+            values, vectors = np.linalg.eigh(symmetric(dense))
+            return float(values[-1]), self._device(vectors[:, -1], shape)
+        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+        try:
+            values, vectors = eigsh(operator, k=1, which="LA", v0=start, ncv=min(size, 60), tol=1e-6, maxiter=400)
+        except ArpackNoConvergence as error:
+            raise ArithmeticError(f"Lanczos' method did not converge: {error}") from None
+        return float(values[0]), self._device(vectors[:, 0], shape)
+
+    def leading_asymmetric(self, rng: np.random.Generator) -> tuple[float, Array] | None:
+        """Largest real eigenvalue of K and the signal (k, D) of its eigenvector, by Arnoldi's method.
+
+        None if there is no real one above 1 among the ``RIGHTMOST`` eigenvalues.
+        """
+        from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
+
+        size = self.n * self.P * self.C
+        # Labels such as signs change no second moments: K is zero, and has no eigenvector to look for.
+        if size < 2 * RIGHTMOST + 4 or not bool(self.xp.max(self.xp.abs(self.G)) > 1e-12):
+            return None
+
+        def product(vector: Host) -> Host:
+            weighed = self._weigh(self.G, self._device(vector, (-1,)))
+            return to_host(self._latents(self._signal(weighed)) - weighed).astype(np.float64).reshape(-1)
+
+        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+        start, ncv = rng.standard_normal(size), min(size, 80)
+        try:
+            values, vectors = eigs(operator, k=RIGHTMOST, which="LR", v0=start, ncv=ncv, tol=1e-6, maxiter=200)
+        except ArpackNoConvergence as error:
+            values, vectors = error.eigenvalues, error.eigenvectors
+        real = [i for i in np.argsort(-values.real) if abs(values[i].imag) <= 1e-9 * abs(values[i])]
+        # Where there is an outlier it is alpha F > 1; a smaller one belongs to the bulk.
+        if not real or values[real[0]].real <= 1:
+            return None
+        u = self._signal(self._weigh(self.G, self._device(vectors[:, real[0]].real, (-1,))))
+        return float(values[real[0]].real), u / self.xp.sqrt(self.xp.sum(u * u))

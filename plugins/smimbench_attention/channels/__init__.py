@@ -1,0 +1,1 @@
+"""How the latents determine the label."""

@@ -1,0 +1,242 @@
+"""The channel of hardmax attention: only the position of the largest entry of every row is observed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents, check_whole
+from smimbench.numerics import gauss_hermite, half_plane_hermite, monte_carlo_rng
+from smimbench_attention.channels.attention.hardmax import two_tokens as pair
+from smimbench_attention.channels.attention.hardmax.curve import EXACT, SCRAMBLES, information_curve
+from smimbench_attention.channels.attention.hardmax.exact import check_labels, row_posterior
+from smimbench_attention.channels.attention.hardmax.gibbs import SWEEPS, exact_moments, gibbs_moments
+from smimbench_attention.channels.bases import AttentionChannel, HardmaxChannel
+from smimbench_attention.channels.batches import on_host, shifted_second_moment, uncertain_like
+
+
+@dataclass(frozen=True)
+class AttentionHardmax(HardmaxChannel, AttentionChannel):
+    r"""Row-wise argmax of the attention-indexed matrix, the limit beta -> infinity of ``softmax``.
+
+    .. math::
+
+        y_a = \arg\max_b h_{ab}, \qquad h_{ab} = h_{ba} = \sqrt{1 + \delta_{ab}}\, z_{ab}
+
+    Labels are integers (n, T), the column of the largest entry of every row; ``observable`` turns them into
+    the attention matrix, one-hot rows (n, T, T). There is no gradient: the label does not change with small
+    changes of the latents.
+
+    Parameters
+    ----------
+    tokens : int
+        T, from 2 to 16; filled in from the model.
+    sweeps : int or None
+        Gibbs sweeps that each of two chains averages for the posterior. Default: none up to 5 tokens, whose
+        posterior is integrated, and 64 beyond.
+    samples : int or None
+        Labels that are drawn for each of the points of the information curve, three tokens or more; rounded
+        to a power of 2. Default: as many as take some ten seconds, for an error of two or three parts in a
+        thousand.
+
+    Raises
+    ------
+    ParameterError
+        For values out of range, and for ``samples`` with two tokens, whose information is integrated.
+
+    Notes
+    -----
+    For two tokens the posterior is that of two correlated Gaussian variables of known sign: everything
+    follows from the gradient of ``log Phi2``. (The ratio of density to distribution function, which is used
+    in the numerical part of arXiv:2506.01582, equals that gradient in one dimension only.)
+
+    For three to five tokens it is a nested integral over the row maxima, good to 1e-5; labels that were
+    unlikely (1e-8) under ``omega``, and all labels of more tokens, are left to a Gibbs sampler, whose error
+    is reported. It averages conditional means, so its noise enters an estimate of the information with about
+    1 / (2 sweeps).
+
+    References
+    ----------
+    arXiv:2506.01582; posterior derived, checked by tests/channels/attention/test_attention_hardmax.py
+    and tests/channels/attention/test_attention_hardmax_many.py.
+    """
+
+    tokens: int
+    sweeps: int | None = None
+    samples: int | None = None
+
+    beta = math.inf
+    _most_tokens = 16  # as far as tests go; doubled: a Gibbs sweep draws four times as many entries
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sweeps is not None:
+            check_whole("sweeps", self.sweeps, 2, 1 << 20)
+        if self.samples is not None:
+            check_whole("samples", self.samples, 2 * SCRAMBLES, 1 << 24)
+            if self.tokens == 2:
+                raise ParameterError("samples", "has no effect with two tokens and must be left out")
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Column of the largest entry of every row, integers (..., n, T), of latents ``z`` (..., n, 1, C).
+
+        ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
+        """
+        check_latents(z, 1, self.sites)
+        return namespace(z).argmax(self._matrix(z[..., 0, :]), axis=-1)
+
+    @property
+    def log_partition(self) -> Callable[[Array, Array, Array], Array] | None:  # type: ignore[override]
+        """``log P(y | omega, V)`` (n,) as a function of (y, omega, V); None for more than 5 tokens.
+
+        Labels less likely than 1e-8 may be given too little with three tokens or more.
+        """
+        if self.tokens > EXACT:
+            return None
+        return pair.log_partition if self.tokens == 2 else self._log_partition
+
+    def _log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        xp = namespace(omega)
+        check_latents(omega, 1, self.sites)
+        check_labels(y)
+        flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
+        return xp.astype(row_posterior(y, flat, variance, self.tokens).log_partition, omega.dtype)
+
+    def posterior(
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+    ) -> Posterior:
+        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the positions of the row maxima.
+
+        ``y`` (n, T), integers, ``omega`` (n, 1, C), ``V`` (1, 1), positive, ``second_moment`` (n, 1, C, 1, C). ``rng`` is for
+        the Gibbs sampler; default: a fixed seed. With three tokens or more ValueError if a label cannot come from a symmetric
+        matrix.
+        """
+        check_latents(omega, 1, self.sites)
+        if self.tokens == 2 and self.sweeps is None:
+            return pair.posterior(y, omega, V, second_moment=second_moment)
+        check_labels(y)
+        xp = namespace(omega)
+        flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
+        rng = monte_carlo_rng("attention hardmax: posterior") if rng is None else rng
+        arguments = (y, flat, variance, self.tokens, rng, second_moment)
+        if self.sweeps is None and self.tokens <= EXACT:
+            found = exact_moments(*arguments)
+        else:
+            found = gibbs_moments(*arguments, sweeps=self.sweeps or SWEEPS)
+        shift = xp.sqrt(variance) * found.first
+        second = None
+        if found.outer is not None:
+            second = shifted_second_moment(flat, shift, variance * found.outer, omega.dtype)
+        covariance = xp.astype(xp.reshape(variance * xp.mean(found.variance), (1, 1)), omega.dtype)
+        error = math.sqrt(float(xp.mean(found.square_error)))
+        return Posterior(xp.astype((flat + shift)[:, None, :], omega.dtype), covariance, second, error)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """``E sum_c g_c^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
+
+        Two tokens: quadrature. More: a curve in ``sqrt(V / (Q + V))`` is estimated from randomised samples
+        when it is first asked for, and kept; its error is one standard error.
+        """
+        q, v = on_host(Q, V)
+        if self.tokens == 2:
+            value, error = pair.information(q.ravel(), v.ravel())
+            method = "quadrature"
+        else:
+            value, error = information_curve(self.tokens, self._sample_count, q.ravel(), v.ravel())
+            method = "fit through Monte Carlo"
+        return uncertain_like(Q, value.reshape(q.shape), error.reshape(q.shape), method)
+
+    @property
+    def _sample_count(self) -> int:
+        if self.samples is not None:
+            return self.samples
+        powers = {3: 17, 4: 16, 5: 15}
+        return 1 << powers.get(self.tokens, int(math.log2((1 << 20) / self.sites)))
+
+    def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
+        """Squared-norm error of the predicted attention matrix on a new sample, summed over its entries.
+
+        ``Q`` and ``V`` (..., 1, 1), results (...). ``"bayes"``: the posterior mean of the one-hot rows; ``"plugin"``: the
+        argmax of the estimated indices; ``"constant"``: the best matrix that ignores the input.
+        """
+        q, v = (array[..., 0, 0] for array in on_host(Q, V))
+        T = self.tokens
+        method = "closed form" if T == 2 else "quadrature"
+        result = {}
+        # The posterior mean errs as often as two posterior draws disagree; a wrong one-hot row costs 2.
+        for key, replicas, cost in (("bayes", True, 1), ("plugin", False, 2)):
+            found = disagreement(T, q.ravel(), v.ravel(), replicas=replicas)
+            value, error = (cost * T * a.reshape(q.shape) for a in found)
+            result[key] = uncertain_like(Q, value, error, method)
+        p = diagonal_wins(T)
+        constant = np.full(q.shape, T * (1 - p**2 - (1 - p) ** 2 / (T - 1)))
+        result["constant"] = uncertain_like(Q, constant, np.full(q.shape, 1e-14), method)
+        return result
+
+
+# Nodes along the first axis of two Gauss-Hermite rules: the larger is the answer, the difference the error. Doubled: an
+# error of 1e-14 in place of 1e-12, at four times the time.
+NODES = (96, 64)
+
+
+def diagonal_wins(tokens: int) -> float:
+    """Probability that the diagonal entry (variance 2) exceeds the T - 1 other entries of its row (variance 1)."""
+    from scipy.special import ndtr
+
+    x, w = gauss_hermite(128)
+    return float(np.sum(w * ndtr(pair.ROOT2 * x) ** (tokens - 1)))
+
+
+def disagreement(tokens: int, q: Array, v: Array, *, replicas: bool) -> tuple[Array, Array]:
+    r"""Probability that the argmax of a row differs between two correlated matrices, and its error; host arrays (N,).
+
+    A row holds one entry of variance 2 (its diagonal) and T - 1 of variance 1, all independent. The copies
+    are two draws from the posterior (``replicas``, correlation :math:`\rho = q / (q + V)`) or a draw and the
+    estimate (correlation :math:`\sqrt{q / (q + V)}`). For two tokens it is :math:`\arccos(\rho) / \pi`;
+    otherwise, with the entry that wins in both copies, :math:`(a, b)`, integrated over and the T - 1 losers
+    independent of it,
+
+    .. math::
+
+        1 - \int \phi_2(a, b) \Phi_2(\sqrt2 a, \sqrt2 b)^{T-1}
+          - (T-1) \int \phi_2(a, b) \Phi_2(a, b)^{T-2} \Phi_2(a / \sqrt2, b / \sqrt2)
+    """
+    # the half angle keeps its digits when the copies nearly coincide
+    if replicas:
+        half_angle = np.arcsin(np.sqrt(v / (2 * (q + v))))
+    else:
+        half_angle = np.arctan2(np.sqrt(v), np.sqrt(q)) / 2
+    if tokens == 2:
+        value = 2 * half_angle / math.pi
+        return value, 4e-16 * value
+    fine, coarse = (np.array([_miss(tokens, angle, count) for angle in half_angle]) for count in NODES)
+    return fine, np.abs(fine - coarse) + 1e-15
+
+
+def _miss(tokens: int, angle: float, count: int) -> float:
+    (mean, difference), weight = half_plane_hermite(count)  # the two copies may change places
+    if angle == 0:
+        return 0.0
+    stay = [_both_below(mean, difference, angle, scale) for scale in (pair.ROOT2, 1.0, 1 / pair.ROOT2)]
+    hit = stay[0] ** (tokens - 1) + (tokens - 1) * stay[1] ** (tokens - 2) * stay[2]
+    return float(1 - np.sum(weight * hit))
+
+
+def _both_below(mean: Array, difference: Array, angle: float, scale: float) -> Array:
+    """``Phi2(scale a, scale b; cos(2 angle))`` at a, b = cos(angle) mean +- sin(angle) difference."""
+    from scipy.special import ndtr, owens_t
+
+    c, s = math.cos(angle), math.sin(angle)
+    a, b = c * mean + s * difference, c * mean - s * difference
+    a, b = np.where(a == 0, 1e-200, a), np.where(b == 0, 1e-200, b)
+    # (b - rho a) / (a sqrt(1 - rho^2)), free of the cancellation at small angles
+    first, second = (s * mean - c * difference) / a, (s * mean + c * difference) / b
+    half = np.where(a * b < 0, 0.5, 0.0)
+    a, b = scale * a, scale * b
+    return (ndtr(a) + ndtr(b)) / 2 - owens_t(a, first) - owens_t(b, second) - half

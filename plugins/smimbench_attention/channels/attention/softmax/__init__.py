@@ -1,0 +1,329 @@
+"""The channel of noiseless softmax attention of extensive rank: one layer, or ``two_layers``; with untied ones, ``rows``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import array_api_compat
+import numpy as np
+from numpy.random import Generator
+
+from smimbench.backend import namespace
+from smimbench.derive import MixedChannel
+from smimbench.interfaces import Array, Host, ParameterError, Posterior, Sampling, Uncertain
+from smimbench.interfaces.checks import LARGEST, check_latents, check_number, check_whole
+from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_scales
+from smimbench_attention.channels.attention.softmax.rows import RowSoftmax
+from smimbench_attention.channels.attention.softmax.two_layers import STEEPEST, TwoLayerAttention
+from smimbench_attention.channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
+from smimbench_attention.channels.batches import array_like, normal_density, on_host, uncentred, uncertain_like
+
+# Labels of two layers for differences of the information. Doubled: 1.6 times the time of one, and seldom an accurate value fewer.
+ROUGH = 1 << 11
+
+
+@dataclass(frozen=True)
+class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
+    r"""Row-wise softmax of the matrix of all pairs of tokens.
+
+    .. math::
+
+        y_{ab} = \log \frac{e^{\beta h_{ab}}}{\sum_{b'} e^{\beta h_{ab'}}}, \qquad
+        h_{ab} = h_{ba} = \sqrt{1 + \delta_{ab}}\, z_{ab}.
+
+    Labels are log-probabilities (n, T, T): probabilities underflow at large beta, their logarithms do not.
+    The label fixes h up to one common constant, so the posterior is Gaussian along that one direction and
+    every result but the generalisation error is free of beta.
+
+    Without symmetry (untied queries and keys, one layer) the softmax is over the T - 1 other tokens, labels are (n, T, T - 1),
+    and each row leaves a constant of its own open.
+
+    Parameters
+    ----------
+    tokens : int
+        T, at least 2, without symmetry 3; filled in from the model.
+    layers : int
+        Number of attention layers: 1, or 2 for two tokens.
+    beta : float
+        Inverse temperature, positive.
+    skip : float
+        Weight of the skip connection of the layers before the last. With a single layer there is none, and
+        any value but the default is refused.
+    symmetric : bool
+        Filled in from the model.
+
+    Notes
+    -----
+    A label stores the differences of ``beta h``, hence h with an absolute error of about ``1e-16 / beta``
+    when ``beta h`` is small: with beta far below 1 perfect recovery ends at ``sqrt(V)`` of that size.
+
+    References
+    ----------
+    Model: arXiv:2506.01582. Posterior and information: derived, checked by
+    tests/channels/attention/test_attention_softmax.py.
+    """
+
+    tokens: int
+    layers: int = 1
+    beta: float = 1.0
+    skip: float = 1.0
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 2)
+        check_whole("layers", self.layers, 1, 2)
+        if self.layers == 2 and self.tokens != 2:
+            raise ParameterError("layers", f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2")
+        if self.layers == 2 and not self.symmetric:
+            raise ParameterError("layers", "must be 1 with symmetric = false, got 2")
+        check_number("beta", self.beta, positive=True, most=STEEPEST if self.layers == 2 else LARGEST)
+        check_number("skip", self.skip, positive=False)
+        if self.layers == 1 and self.skip != 1.0:
+            raise ParameterError("skip", f"has no effect with layers = 1 and must be left out, got {self.skip}")
+        _ = self._other  # checks the number of tokens
+
+    @property
+    def _other(self) -> TwoLayerAttention | RowSoftmax | None:
+        """The channel of two layers, or of untied queries and keys, which are implemented separately; None for any other."""
+        if not self.symmetric:
+            return RowSoftmax(self.tokens, self.beta)
+        return TwoLayerAttention(beta=self.beta, skip=self.skip) if self.layers == 2 else None
+
+    @property
+    def components(self) -> int:
+        """Number of components: one matrix per layer."""
+        return self.layers
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Log-probabilities ``y = log softmax_rows(beta h)`` (..., n, T, T) of the latents (..., n, 1, C).
+
+        ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
+        """
+        if other := self._other:
+            return other.forward(z)
+        check_latents(z, 1, self.sites)
+        return log_softmax(self.beta * self._matrix(z[..., 0, :]))
+
+    def vjp(self, z: Array, cotangent: Array) -> Array:
+        r"""Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z.
+
+        With p the probabilities, ``A_ab = beta p_ab (G_ab - sum_b' G_ab' p_ab')`` and
+        ``gradient_ab = sqrt(1 + delta_ab) (A_ab + (1 - delta_ab) A_ba)``.
+
+        ``z`` (..., n, 1, C) and ``cotangent`` G (..., n, T, T), the derivative of a loss with respect to the probabilities.
+        """
+        if other := self._other:
+            return other.vjp(z, cotangent)
+        rows = softmax_vjp(self.observable(self.forward(z)), cotangent, self.beta)
+        return self._to_latents(rows)[..., None, :]
+
+    @property
+    def mixed(self) -> Callable[[Host], MixedAttentionSoftmax] | None:  # type: ignore[override]
+        """The channel of latents ``z = A zeta``; None for two layers, or without symmetry."""
+        return None if self._other else partial(MixedAttentionSoftmax, self)
+
+    def posterior(
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+    ) -> Posterior:
+        r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, in closed form.
+
+        With ``u_ab = 1 / sqrt(1 + delta_ab)`` the label says ``z = z0 + c u`` for an unknown number c, so
+
+        .. math::
+
+            E[z] = \omega + \Big(I - \frac{u u^T}{|u|^2}\Big) (z_0 - \omega), \qquad
+            \mathrm{Cov}(z) = V \frac{u u^T}{|u|^2}, \qquad |u|^2 = \frac{T^2}{2}.
+
+        ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C); the ``covariance`` is V / C.
+        ``rng`` is not used.
+        """
+        if other := self._other:
+            return other.posterior(y, omega, V, second_moment=second_moment, rng=rng)
+        xp = namespace(y, omega, V)
+        check_latents(omega, 1, self.sites)
+        u, distance = self._off_line(y, omega)
+        mean = omega + distance
+        moment = None
+        if second_moment:
+            outer = (u[:, None] * u[None, :]) * (2.0 / self.tokens**2)
+            moment = uncentred(mean, V[..., None, :, :] * outer)
+        return Posterior(xp.asarray(mean), V / self.sites, moment)
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        r"""Log-density of the label, up to the volume element of label space.
+
+        .. math::
+
+            \log Z = -\frac{|(I - u u^T / |u|^2)(z_0 - \omega)|^2}{2 V} - \frac{C - 1}{2} \log(2 \pi V)
+
+        The reference measure is Lebesgue's on the hyperplane orthogonal to u, which the labels map onto one
+        to one; the Jacobian between the two depends on y alone.
+
+        ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), result (n,).
+        """
+        if other := self._other:
+            return other.log_partition(y, omega, V)
+        xp = namespace(y, omega, V)
+        check_latents(omega, 1, self.sites)
+        _, distance = self._off_line(y, omega)
+        v = V[0, 0]
+        quadratic = xp.sum(distance * distance, axis=(-2, -1)) / v
+        return -0.5 * quadratic - 0.5 * (self.sites - 1) * xp.log(2 * math.pi * v)
+
+    def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
+        """``E sum_c g_c^2 = (T^2 + T - 2) / (2 V)``: all sites but one direction are known, for every Q.
+
+        ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape. With two layers it is
+        sampled, from so many ``labels``.
+        """
+        if other := self._other:
+            return other.information(Q, V, labels=labels)
+        xp = namespace(Q, V)
+        V = xp.broadcast_arrays(Q, V)[1]
+        return Uncertain((self.sites - 1) / V, 0.0, "closed form")
+
+    @property
+    def sampling(self) -> Sampling | None:  # type: ignore[override]
+        """Number of labels that sampled information needs for finite differences; None for one layer."""
+        return None if self.layers == 1 else Sampling(lambda Q, V: ROUGH)
+
+    @property
+    def equations(self) -> float:
+        """Number of independent equations in a label: differences of one layer's latents, or two margins for two layers.
+
+        With two layers, either one known, the margins still depend on two numbers of the other: both share the equations.
+        """
+        if self.layers == 2:
+            return 2.0
+        return float(self.sites - 1) if self.symmetric else RowSoftmax(self.tokens, self.beta).equations
+
+    @property
+    def generalization_error(self) -> Callable[[Array, Array], dict[str, Uncertain]] | None:  # type: ignore[override]
+        """Prediction errors on a new label for two tokens and one layer; None otherwise, as quadrature has too many
+        dimensions.
+        """
+        return self._two_token_error if self.tokens == 2 and not self._other else None
+
+    def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
+        r"""Squared error of the predicted probabilities, summed over the four entries of y.
+
+        With ``m ~ N(0, 3 Q)``, ``u | m ~ N(m, 3 V)`` and the logistic function s, both rows being alike,
+
+        .. math::
+
+            \mathrm{bayes} = 4 E_m \mathrm{Var}_u s(\beta u), \quad
+            \mathrm{plugin} = 4 E (s(\beta u) - s(\beta m))^2, \quad
+            \mathrm{constant} = 4 \mathrm{Var} s(\beta u).
+
+        Panels of Gauss-Legendre nodes follow the step of s, so that the cost does not grow with beta; the
+        error is the difference of two orders.
+
+        ``Q`` and ``V`` (..., 1, 1), results (...).
+        """
+        q, v = (array[..., 0, 0] for array in on_host(Q, V))
+        pairs = zip(q.ravel().tolist(), v.ravel().tolist())
+        found = np.array([[_two_token_errors(*pair, self.beta, count) for count in NODES] for pair in pairs])
+        result = {}
+        for key, fine, coarse in zip(("bayes", "plugin", "constant"), found[:, 0].T, found[:, 1].T, strict=True):
+            error = np.abs(fine - coarse) + 1e-14 * fine
+            result[key] = uncertain_like(V, fine.reshape(q.shape), error.reshape(q.shape), "quadrature")
+        return result
+
+    def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
+        """Free direction u (C,) that the label leaves unknown, and the part of ``z0 - omega`` orthogonal to it."""
+        u, z0 = self._line(y, omega)
+        shift = z0 - omega[..., 0, :]
+        along = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (2.0 / self.tokens**2)
+        return u, (shift - along * u)[..., None, :]
+
+    def _line(self, y: Array, omega: Array) -> tuple[Array, Array]:
+        """Direction u (C,) and a point z0 (n, C) of the line of latents that have a label."""
+        xp = namespace(y, omega)
+        T, pairs, device = self.tokens, site_pairs(self.tokens), array_api_compat.device(y)
+        flat = xp.reshape(y, (*y.shape[:-2], T * T))
+        # The normalisation of row a cancels against that of the last row: h_aT = h_Ta appears in both.
+        places = site_entries(T), [a * T + T - 1 for a, _ in pairs], [(T - 1) * T + a for a, _ in pairs]
+        entry, row, last = (xp.take(flat, xp.asarray(index, device=device), axis=-1) for index in places)
+        u = array_like([1 / s for s in site_scales(T)], omega)
+        return u, (entry - (row - last)) * (u / self.beta)
+
+
+class MixedAttentionSoftmax(MixedChannel):
+    """One layer whose latents are mixed, ``z = A zeta``: the label leaves the direction ``A^(-1) u`` unknown."""
+
+    def posterior(
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+    ) -> Posterior:
+        """Posterior of zeta, Gaussian along one line; arguments as for the channel."""
+        xp = namespace(y, omega, V)
+        u, z0 = self.channel._line(y, omega)
+        free, shift = self.apply(self.inverse, u), self.apply(self.inverse, z0) - omega[..., 0, :]
+        free = free / xp.sqrt(xp.sum(free * free))
+        mean = omega + (shift - xp.sum(shift * free, axis=-1, keepdims=True) * free)[..., None, :]
+        moment = uncentred(mean, V[..., None, :, :] * (free[:, None] * free[None, :])) if second_moment else None
+        return Posterior(mean, V / len(self.mixing), moment)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """That of independent tokens: all but one direction are known."""
+        found: Uncertain = self.channel.information(Q, V)
+        return found
+
+
+# Gauss-Legendre nodes of a panel: the first count is the answer, the second gives the error. Doubled: errors are rounding
+# already, three times the time.
+NODES = (12, 10)
+
+
+def _two_token_errors(q: float, v: float, beta: float, count: int) -> Host:
+    """Bayes, plug-in and constant error of the two-token label, by ``count`` Gauss-Legendre nodes in each panel.
+
+    The formulas are those of ``AttentionSoftmax._two_token_error``.
+    """
+    width, spread = math.sqrt(3 * v), math.sqrt(3 * q)
+    # As a function of m the integrand has the steepness of s itself and of s smoothed over u.
+    scales = [1 / beta, width]
+    (t,), (weights,) = _normal_panels(np.zeros(1), spread, scales, count)
+    t, weights = t[weights > 0], weights[weights > 0]  # about half of the panels lie beyond the reach and are empty
+    variance, square = _logistic_spread(spread * t, width, beta, count)
+    bayes, plugin = weights @ variance, weights @ square
+    constant = _logistic_spread(np.zeros(1), math.sqrt(3 * (q + v)), beta, count)[0][0]
+    return 4 * np.array([bayes, plugin, constant])
+
+
+def _logistic_spread(m: Host, width: float, beta: float, count: int) -> tuple[Any, Any]:
+    """Variance of ``s(beta u)`` and ``E (s(beta u) - s(beta m))^2`` for ``u ~ N(m, width^2)``; m is (k,)."""
+    from scipy.special import expit
+
+    x, weights = _normal_panels(m, width, [1 / beta], count)
+    centre = beta * m[:, None]
+    step = beta * width * x
+    sign = np.sign(step)
+    # s(high) - s(low) as a product: the difference of two numbers near 1 would keep no digits.
+    difference = (
+        expit(sign * (centre + step))
+        * np.where(step > 0, expit(-centre), expit(centre))
+        * -np.expm1(-np.abs(step))
+        * sign
+    )
+    first = np.sum(weights * difference, axis=1)
+    second = np.sum(weights * difference**2, axis=1)
+    return second - first**2, second
+
+
+def _normal_panels(centre: Host, width: float, scales: list[float], count: int) -> tuple[Host, Host]:
+    """Quadrature nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``centre + width x``."""
+    reach = 9.0  # leaves out 1e-19
+    ladder = np.outer(scales, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)).ravel()  # distances from the step, in its widths
+    distance = np.concatenate([-ladder, ladder]) - centre[:, None]
+    with np.errstate(over="ignore"):
+        steps = distance / width if width > 0 else np.where(distance > 0, reach, -reach)
+    grid = np.broadcast_to(np.linspace(-reach, reach, 9), (len(centre), 9))
+    edges = np.sort(np.concatenate([grid, np.clip(steps, -reach, reach)], axis=1), axis=1)
+    nodes, weights = gauss_legendre(count)
+    half = np.diff(edges, axis=1)[:, :, None] / 2
+    x = edges[:, :-1, None] + half * (1 + nodes)
+    return x.reshape(len(centre), -1), (half * weights * normal_density(x)).reshape(len(centre), -1)

@@ -1,0 +1,187 @@
+"""The channel of two layers of softmax attention between two tokens, with one unknown matrix per layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.random import Generator
+
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import Array, Host, Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents
+from smimbench.numerics import normal_scrambles, symmetric_root
+from smimbench_attention.channels.attention.softmax.weight import ACCURACY, DIRECTIONS, ROOT2, reduced
+from smimbench_attention.channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
+from smimbench_attention.channels.batches import array_like, identity_like, on_host, uncertain_like
+
+STEEPEST = 8.0
+"""Largest beta: above it the weights are narrower than the integrals find; doubled, posteriors come out as NaN."""
+
+
+@dataclass(frozen=True)
+class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
+    r"""Two-layer attention between two tokens: the first layer mixes the tokens, and the second layer's softmax is observed.
+
+    .. math::
+
+        B = c\,I + \mathrm{softmax}_\beta(h_1), \qquad M = B\, h_2\, B^T, \qquad y =
+        \log\mathrm{softmax}_\beta(M),
+
+    row by row, with the symmetric 2 x 2 matrices ``h_l`` of the latents ``z`` (..., n, 2, 3). Labels are
+    log-probabilities (..., n, 2, 2): the margins of both rows of M are their differences over beta.
+
+    Parameters
+    ----------
+    beta : float
+        Inverse temperature of both layers, positive, at most 8.
+    skip : float
+        c >= 0, the weight of the skip connection.
+
+    Notes
+    -----
+    Parameters are checked by ``AttentionSoftmax``.
+
+    Posteriors are integrals over the first layer, computed on the host (``quadrature``). Derived, checked by
+    tests/channels/attention/test_attention_two_layers.py.
+
+    References
+    ----------
+    arXiv:2506.01582.
+    """
+
+    beta: float = 1.0
+    skip: float = 1.0
+
+    tokens = 2
+
+    def forward(self, z: Array, *, rng: object = None) -> Array:
+        """Log-probabilities (..., n, 2, 2) of the latents (..., n, 2, 3)."""
+        return log_softmax(self.beta * self._layers(z)[-1])
+
+    def vjp(self, z: Array, cotangent: Array) -> Array:
+        """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z (..., n, 2, 3)."""
+        xp = namespace(z, cotangent)
+        attention, mixing, second, last = self._layers(z)
+        outer = softmax_vjp(xp.exp(log_softmax(self.beta * last)), cotangent, self.beta)
+        to_second = xp.matmul(xp.matmul(xp.matrix_transpose(mixing), outer), mixing)
+        to_mixing = xp.matmul(xp.matmul(outer + xp.matrix_transpose(outer), mixing), second)
+        to_first = softmax_vjp(attention, to_mixing, self.beta)
+        return xp.stack([self._to_latents(to_first), self._to_latents(to_second)], axis=-2)
+
+    def _layers(self, z: Array) -> tuple[Array, Array, Array, Array]:
+        """First layer's attention matrix, mixing matrix B, second-layer fields h_2 and M, each (..., n, 2, 2)."""
+        check_latents(z, 2, 3)
+        xp = namespace(z)
+        attention = xp.exp(log_softmax(self.beta * self._matrix(z[..., 0, :])))
+        mixing, second = self.skip * identity_like(2, z) + attention, self._matrix(z[..., 1, :])
+        return attention, mixing, second, xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
+
+    def posterior(
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+    ) -> Posterior:
+        """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label.
+
+        ``y`` (n, 2, 2), ``omega`` (n, 2, 3), ``V`` (2, 2), ``second_moment`` (n, 2, 3, 2, 3). ``rng`` is not used: the
+        integrals are deterministic, and ``error`` comes from integrating some of the samples again on finer squares.
+        ValueError if V is not positive definite; correlated layers are allowed.
+        """
+        from smimbench_attention.channels.attention.softmax.quadrature import integrals
+
+        check_latents(omega, 2, 3)
+        n = omega.shape[0]
+        samples, weight = reduced(self.beta, self.skip, y, omega, V)
+        found = integrals(samples, weight)
+        # one sample in so many is integrated twice for the error
+        few = min(max(16, n // 64), n)
+        fine = integrals(samples[:few], weight, ACCURACY.fine_variation, quick=False)
+        difference = float(np.mean((fine.mean - found.mean[:few]) ** 2)) if few else 0.0
+        means, matrix, seen = to_host(omega).astype(np.float64), to_host(V).astype(np.float64), np.array(DIRECTIONS[:2])
+        # (a_1, b_1, a_2, b_2) in their own units, each layer and direction apart
+        unit = np.repeat(np.sqrt(np.diagonal(matrix)), 2)
+        mean = means + (found.mean * unit).reshape(n, 2, 2) @ seen
+        inner = (found.square - found.mean[:, :, None] * found.mean[:, None, :]) * np.outer(unit, unit)
+        # of no samples nothing is known
+        average = (inner.mean(axis=0) if n else np.zeros((4, 4))).reshape(2, 2, 2, 2)
+        covariance = (average[:, 0, :, 0] + average[:, 1, :, 1] + matrix) / 3
+        second = None
+        if second_moment:
+            lift, flat = np.kron(np.eye(2), seen.T), mean.reshape(n, 6)
+            hidden = np.kron(matrix, np.outer(DIRECTIONS[2], DIRECTIONS[2]))
+            total = lift @ inner @ lift.T + hidden + flat[:, :, None] * flat[:, None, :]
+            second = array_like(total.reshape(n, 2, 3, 2, 3), omega)
+        # two of three directions are integrated; what was given up may be wrong by a prior width
+        error = math.sqrt((difference + float(np.mean(found.rough)) if n else 0.0) * 2 / 3)
+        return Posterior(array_like(mean, omega), array_like(covariance, omega), second, error)
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        """Logarithm (n,) of the density of the two margins ``(M_11 - M_12, M_22 - M_12)`` of the label."""
+        from smimbench_attention.channels.attention.softmax.quadrature import integrals
+
+        check_latents(omega, 2, 3)
+        return array_like(integrals(*reduced(self.beta, self.skip, y, omega, V)).log_weight, omega)
+
+    def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
+        """``E sum_c g_c g_c^T`` (..., 2, 2) with ``omega ~ N(0, Q (x) I_3)``; leading axes are a batch.
+
+        Both layers see the same inputs and, with a prior of nonzero mean, share a part of their signals: Q
+        then has an off-diagonal even before anything is learned. Scrambled Sobol points in eight dimensions,
+        the same for every (Q, V), with control variates; the error is the standard error over the scrambles.
+        ``labels`` are drawn, 32768 by default; rounded to a power of 2.
+        """
+        q, v = on_host(Q, V)
+        samples = 1 << 15 if labels is None else labels
+        batch = zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))
+        pairs = [self._sampled_information(samples, *pair) for pair in batch]
+        value, error = (np.array([p[k] for p in pairs]).reshape(q.shape) for k in (0, 1))
+        method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {samples // ACCURACY.scrambles} Sobol points)"
+        return uncertain_like(Q, value, error, method)
+
+    def _sampled_information(self, samples: int, Q: Array, V: Array) -> tuple[Array, Array]:
+        r"""Estimate and standard error of ``E sum_c g_c g_c^T``, host arrays (2, 2), at one (Q, V).
+
+        A crude posterior mean, by Gauss-Hermite around the likeliest point near the truth, is almost
+        perfectly correlated with the exact one and a hundred times cheaper: its mean over many samples is
+        corrected by the mean of the difference over few.
+        """
+        scrambles = ACCURACY.scrambles
+        few = max(2 * scrambles, samples // ACCURACY.correction_share)
+        rough, _ = self._label_products(Q, V, _normals(samples, 0), exact=False)
+        exact, control = self._label_products(Q, V, _normals(few, 1), exact=True)
+        base = rough.reshape(3, scrambles, -1).mean(axis=2)
+        centred = control - control.mean(axis=1, keepdims=True)
+        slope = np.linalg.lstsq(centred.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None)[0].T
+        rest = (exact - slope @ control).reshape(3, scrambles, -1).mean(axis=2)
+        mean = slope @ base.mean(axis=1) + rest.mean(axis=1)
+        error = np.hypot((slope @ base).std(axis=1, ddof=1), rest.std(axis=1, ddof=1)) / math.sqrt(scrambles)
+        order = np.array([[0, 2], [2, 1]])
+        return mean[order], error[order]
+
+    def _label_products(self, Q: Array, V: Array, normal: Array, *, exact: bool) -> tuple[Array, Array]:
+        """Products ``sum_c g_c g_c^T`` of labels, entries 11, 22 and 12 (3, N): exact if requested, and from crude means."""
+        from smimbench_attention.channels.attention.softmax.quadrature import crude_means, integrals
+
+        # (sample, layer, direction)
+        omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal[:, 0])
+        truth = omega + np.einsum("lk,nkd->nld", symmetric_root(V), normal[:, 1])
+        seen = np.array(DIRECTIONS[:2])
+        samples, weight = reduced(self.beta, self.skip, self.forward(truth @ seen), omega @ seen, V)
+        means = [crude_means(samples, weight, truth[:, 0, 0] * (ROOT2 * self.beta), truth[:, 0, 1] * (2 * self.beta))]
+        if exact:
+            means.insert(0, integrals(samples, weight, ACCURACY.crude_variation).mean)
+        inverse, unit = np.linalg.inv(V), np.sqrt(np.diagonal(V))[:, None]
+        products = []
+        for mean in means:
+            g = np.einsum("lk,nkd->nld", inverse, mean.reshape(-1, 2, 2) * unit)
+            products.append(np.stack([np.sum(g[:, i] * g[:, j], axis=1) for i, j in ((0, 0), (1, 1), (0, 1))]))
+        return products[0], products[-1]
+
+
+@cache
+def _normals(count: int, stream: int) -> Host:
+    """Quasi-random standard normals (sample, estimate or rest, layer, direction), scramble by scramble."""
+    size = 1 << round(math.log2(max(2, count // ACCURACY.scrambles)))
+    points = normal_scrambles(8, size, ACCURACY.scrambles, "two layers of attention: labels", stream)
+    return points.reshape(-1, 2, 2, 2)

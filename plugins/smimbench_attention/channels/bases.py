@@ -1,0 +1,157 @@
+"""Base classes of channels: for sequence and attention models, and for softmax, hardmax and linear labels.
+
+All raise ParameterError for parameters out of range.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+
+import array_api_compat
+from numpy.random import Generator
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, Capabilities, Channel, Uncertain
+from smimbench.interfaces.checks import check_whole
+from smimbench.numerics import entry_sites, site_entries, site_pairs, site_scales, site_values
+from smimbench_attention.channels.batches import array_like
+
+
+class SequenceChannel(Channel):
+    """Base class of channels for sequence multi-index models, with one site per token."""
+
+    tokens: int
+    reference = "arXiv:2502.00901"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+
+
+class AttentionChannel(Channel):
+    """Base class of channels for attention-indexed models, with one site per pair of tokens."""
+
+    tokens: int
+    symmetric: bool = True
+    reference = "arXiv:2506.01582"
+    capabilities = Capabilities(models=("attention-indexed",))
+    symmetry = "none"
+
+    @property
+    def sites(self) -> int:
+        """Number of pairs of tokens, C = T (T + 1) / 2, or T (T - 1) without symmetry."""
+        return len(site_pairs(self.tokens, self.symmetric))
+
+    def _scales(self, like: Array) -> Array:
+        """Scale ``sqrt(1 + delta_ab)`` of every site, (C,)."""
+        return array_like(site_scales(self.tokens, self.symmetric), like)
+
+    def _matrix(self, z: Array) -> Array:
+        """Symmetric h (..., T, T) from the latents (..., C) of a component."""
+        xp = namespace(z)
+        index = xp.asarray(entry_sites(self.tokens), device=array_api_compat.device(z))
+        return xp.reshape(xp.take(z * self._scales(z), index, axis=-1), (*z.shape[:-1], self.tokens, self.tokens))
+
+    def _to_latents(self, gradient: Array) -> Array:
+        """Latents (..., C) of a symmetric matrix's gradient (..., T, T): the transpose of ``_matrix``."""
+        xp = namespace(gradient)
+        both = gradient + xp.matrix_transpose(gradient)
+        both = xp.reshape(both, (*both.shape[:-2], self.tokens**2))
+        index = xp.asarray(site_entries(self.tokens), device=array_api_compat.device(gradient))
+        # On the diagonal the sum counts its one entry twice: sqrt(2) / 2 there, 1 elsewhere.
+        return xp.take(both, index, axis=-1) * array_like(site_values(self.tokens, math.sqrt(0.5), 1.0), gradient)
+
+
+class SoftmaxChannel(Channel):
+    """Base class of channels whose labels are log-probabilities."""
+
+    name = "softmax"
+    version = 2
+
+    def observable(self, y: Array) -> Array:
+        """Attention probabilities ``exp(y)``; every row sums to 1."""
+        return namespace(y).exp(y)
+
+
+def log_softmax(logits: Array) -> Array:
+    """Logarithm of the softmax along the last axis."""
+    xp = namespace(logits)
+    logits = logits - over_tokens(xp.maximum, logits)
+    return logits - xp.log(over_tokens(operator.add, xp.exp(logits)))
+
+
+def over_tokens(combine: Callable[[Array, Array], Array], x: Array) -> Array:
+    """Reduce the last axis to length 1, token by token: NumPy takes five times as long to reduce few columns itself."""
+    return functools.reduce(combine, (x[..., k : k + 1] for k in range(x.shape[-1])))
+
+
+def softmax_vjp(p: Array, cotangent: Array, beta: float) -> Array:
+    """Gradient of ``sum(cotangent * p)`` with respect to h, of which ``p = softmax(beta h)`` along the last axis."""
+    return beta * p * (cotangent - over_tokens(operator.add, cotangent * p))
+
+
+class HardmaxChannel(Channel):
+    """Base class of channels whose labels (n, T) name the column of the largest entry of every row."""
+
+    tokens: int
+    name = "hardmax"
+    version = 2
+    components = 1
+    _most_tokens: int
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 2, self._most_tokens)
+
+    def log_likelihood(self, y: Array, z: Array) -> Array:
+        """0 where the label is that of the latents, else minus infinity (n,)."""
+        xp = namespace(z)
+        same = xp.all(self.forward(z) == y, axis=-1)
+        return xp.where(same, xp.zeros_like(z[:, 0, 0]), xp.full_like(z[:, 0, 0], -math.inf))
+
+    def observable(self, y: Array) -> Array:
+        """Attention matrix with one-hot rows, (..., n, T, T), float64."""
+        xp = namespace(y)
+        columns = xp.arange(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
+        return xp.astype(y[..., None] == columns, xp.float64)
+
+
+class LinearChannel(Channel):
+    """Base class of channels whose labels are the latents, up to known scales, with or without Gaussian noise."""
+
+    noise: float
+    name = "linear"
+    version = 1
+    reference = "derived, checked by tests/channels/test_linear.py"
+
+    _squares: float  # mean square of the noiseless label at latents of unit variance, summed over its entries
+
+    def predict(self, z: Array) -> Array:
+        """Predicted label without noise."""
+        raise NotImplementedError
+
+    def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
+        """Squared error of the predicted noiseless label, summed over its entries; label noise is not counted.
+
+        Bayes and plug-in predictions are the same, with an error proportional to ``tr V``; the best constant is 0, with an
+        error proportional to ``tr(Q + V)``. ``Q`` and ``V`` (..., P, P), results (...).
+        """
+        xp = namespace(Q, V)
+        q, v = xp.broadcast_arrays(xp.linalg.trace(Q), xp.linalg.trace(V))
+        error = Uncertain(self._squares * v, 0.0, "closed form")
+        return {"bayes": error, "plugin": error, "constant": Uncertain(self._squares * (q + v), 0.0, "closed form")}
+
+    def _scaled_noise(self, z: Array, draws: Array) -> Array:
+        """Label noise made from standard normal numbers."""
+        raise NotImplementedError
+
+    def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
+        """Labels ``predict(z)`` plus noise, which is drawn on the host in float64, sample by sample.
+
+        ValueError if the channel is noisy and ``rng`` is None, or z has another shape.
+        """
+        y = self.predict(z)
+        if self.noise == 0:
+            return y
+        if rng is None:
+            raise ValueError("rng is required: this channel is noisy")
+        return y + self._scaled_noise(z, array_like(rng.standard_normal(y.shape), z))

@@ -1,0 +1,119 @@
+"""The channel of hardmax labels: only the position of the largest entry in every row of ``z z^T`` is observed.
+
+``posterior`` has the integrals over the latents of one label, ``information`` the mean over labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents
+from smimbench_attention.channels.bases import HardmaxChannel, SequenceChannel
+from smimbench_attention.channels.batches import on_host, shifted_second_moment, uncertain_like
+from smimbench_attention.channels.sequence.hardmax.information import scaled_information, susceptibility_without_overlap
+from smimbench_attention.channels.sequence.hardmax.posterior import Moments, posterior_moments
+
+
+@dataclass(frozen=True)
+class SequenceHardmax(HardmaxChannel, SequenceChannel):
+    r"""Row-wise argmax of the scores of one attention layer with tied weights.
+
+    .. math:: y_m = \arg\max_k z_m z_k
+
+    Labels are integers (n, M); ``observable`` turns them into the attention matrix, one-hot rows (n, M, M). They do not
+    change when z changes its sign or its length, and have no gradient. It is the limit of ``softmax`` with one layer when its
+    scores are multiplied by a large number.
+
+    Parameters
+    ----------
+    tokens : int
+        M, 2 or 3; filled in from the model.
+
+    Raises
+    ------
+    ParameterError
+        For another number of tokens.
+
+    References
+    ----------
+    Model of arXiv:2502.00901 with hardmax in the place of softmax; posterior derived, checked by
+    tests/channels/sequence/test_hardmax.py.
+    """
+
+    tokens: int
+
+    version = 3
+    symmetry = "signs"
+    _most_tokens = 3  # the sum over labels and the polynomial of the information are checked up to here
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Column of the largest entry of every row, integers (..., n, M), of latents ``z`` (..., n, 1, M).
+
+        ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
+        """
+        check_latents(z, 1, self.tokens)
+        xp, row = namespace(z), z[..., 0, :]
+        highest = xp.argmax(row, axis=-1, keepdims=True)
+        lowest = xp.argmin(row, axis=-1, keepdims=True)
+        return xp.where(row > 0, highest, lowest)
+
+    def posterior(
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+    ) -> Posterior:
+        """Posterior of ``z ~ N(omega, V (x) I_M)`` given the positions of the row maxima.
+
+        ``y`` (n, M), integers, ``omega`` (n, 1, M), ``V`` (1, 1), positive, ``second_moment`` (n, 1, M, 1, M). ``rng`` is not
+        used. ValueError if a label cannot come from any latents.
+        """
+        xp = namespace(omega)
+        deviation, found = self._moments(y, omega, V, second_moment)
+        shift = deviation * found.shift
+        spread = deviation**2 * xp.mean(found.square - found.shift**2)
+        second = None
+        if found.outer is not None:
+            flat = xp.astype(omega[:, 0, :], xp.float64)
+            second = shifted_second_moment(flat, shift, deviation**2 * found.outer, omega.dtype)
+        mean = omega + xp.astype(shift[:, None, :], omega.dtype)
+        return Posterior(mean, xp.astype(xp.reshape(spread, (1, 1)), omega.dtype), second)
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        """Log-probability ``log P(y | omega, V)`` (n,), with arguments as in ``posterior``."""
+        found = self._moments(y, omega, V, False)[1]
+        return namespace(omega).astype(found.log_partition, omega.dtype)
+
+    def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> tuple[Array, Moments]:
+        """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``; raises an error for impossible labels."""
+        xp = namespace(omega)
+        check_latents(omega, 1, self.tokens)
+        second = xp.max(xp.where(y != y[:, :1], y, -1), axis=-1, keepdims=True)
+        if bool(xp.any((xp.take_along_axis(y, y, axis=-1) != y) | ((y != y[:, :1]) & (y != second)))):
+            raise ValueError("labels must name at most two tokens, each of which names itself")
+        deviation = xp.sqrt(xp.astype(V[0, 0], xp.float64))
+        return deviation, posterior_moments(y, xp.astype(omega[:, 0, :], xp.float64) / deviation, full)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """``E sum_m g_m^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
+
+        A polynomial in ``sqrt(V / (Q + V))``, made at the first call: of integrals for two tokens, of Monte Carlo estimates
+        for three. The error adds in squares one standard error of these and the error of the fit.
+        """
+        q, v = on_host(Q, V)
+        total = np.where(q + v > 0, q + v, 1.0)
+        ratio, error = scaled_information(self.tokens)(np.sqrt(v / total))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = np.where(v > 0, q / total / np.sqrt(v * total), np.inf)
+        method = "quadrature" if self.tokens == 2 else "fit through Monte Carlo"
+        return uncertain_like(Q, ratio * scale, error * scale, method)
+
+    def susceptibility(self, Q: Array, V: Array) -> Uncertain:
+        """First-order coefficient lambda of the information ``I = lambda Q`` where Q = 0; 0 elsewhere. (..., 1, 1).
+
+        ``lambda = E sum_mk (E[z_m z_k | y] - V delta_mk)^2 / V^4``: a sum over labels, without sampling.
+        """
+        value = (Q == 0.0) * susceptibility_without_overlap(self.tokens) / (V * V)
+        return Uncertain(value, 1e-12 * value, "quadrature")

@@ -1,0 +1,213 @@
+r"""Signs of single projections, without noise (``Sign``) or with noise (``Probit``), with a closed-form posterior.
+
+With ``u = y omega / sqrt(V + Delta)`` and the hazard ``r(u) = phi(u) / Phi(u)`` of the normal law, every token has
+
+.. math::
+
+    E[z | y] = \omega + \frac{V y}{\sqrt{V + \Delta}}\, r(u), \qquad
+    \mathrm{Var}(z | y) = V - \frac{V^2}{V + \Delta}\, r(u) (u + r(u)).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smimbench.backend import clip, namespace, special
+from smimbench.interfaces import Capabilities, Channel, Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents, check_number, check_whole
+from smimbench.numerics import gauss_legendre
+from smimbench_attention.channels.batches import array_like, identity_like, normal_density, uncentred
+
+
+class _SignChannel(Channel):
+    """Base class of ``Sign`` and ``Probit``; ``noise`` is the variance Delta."""
+
+    tokens: int
+    noise: float
+
+    version = 1
+    reference = "derived, checked by tests/channels/test_perceptron.py"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+    symmetry = "none"
+    components = 1
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 1)
+
+    def forward(self, z: Any, *, rng: Any = None) -> Any:
+        """Labels +1 and -1 of the latents (..., n, 1, M), in the same shape as the latents; ``rng`` draws the noise."""
+        check_latents(z, 1, self.tokens)
+        xp = namespace(z)
+        if self.noise > 0:
+            if rng is None:
+                raise ValueError("rng is required: this channel is noisy")
+            z = z + math.sqrt(self.noise) * array_like(rng.standard_normal(tuple(z.shape)), z)
+        return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
+
+    def log_likelihood(self, y: Any, z: Any) -> Any:
+        """Logarithm of the probability of the labels, given the latents, (n,)."""
+        xp = namespace(z)
+        if self.noise == 0:
+            chances = xp.where(y * z >= 0, xp.zeros_like(z), xp.full_like(z, -math.inf))
+        else:
+            chances = special(xp).log_ndtr(y * z / math.sqrt(self.noise))
+        return xp.sum(chances, axis=(-2, -1))
+
+    def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
+        """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
+        xp = namespace(y, omega, V)
+        if tuple(y.shape) != tuple(omega.shape):
+            raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
+        width = xp.sqrt(V + self.noise)
+        u = y * omega / width
+        rate, rest = hazard(u, xp)
+        mean = omega + (V / width) * y * rate
+        # V - V^2 / (V + Delta) (1 - rest): a sum of positive terms.
+        variance = V * self.noise / (V + self.noise) + V * V / (V + self.noise) * rest
+        covariance = xp.reshape(xp.mean(variance), (1, 1))
+        if not second_moment:
+            return Posterior(mean, covariance)
+        own = identity_like(self.tokens, omega) * variance[..., 0, :, None]
+        return Posterior(mean, covariance, uncentred(mean, own))
+
+    def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
+        """Logarithm of the probability of the labels (n,)."""
+        xp = namespace(y, omega, V)
+        return xp.sum(special(xp).log_ndtr(y * omega / xp.sqrt(V + self.noise)), axis=(-2, -1))
+
+    def information(self, Q: Any, V: Any) -> Uncertain:
+        """``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]``, u normal of variance ``Q / (V + Delta)``, (..., 1, 1), host."""
+        Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        # Of binary signals so much can be known that V underflows.
+        square = np.maximum(V + self.noise, 1e-300)
+        spread = np.sqrt(Q / square)[..., None]
+        nodes, weights = gauss_legendre(80, 0.0, 10.0)
+        # Far out a label is certain and says nothing: u need not reach further than the function or its law.
+        narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
+        law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
+        value = 2 * np.sum(weights * law * _surprise(narrow * nodes), axis=-1) * self.tokens / square
+        return Uncertain(value, 1e-12 * value, "quadrature")
+
+    def generalization_error(self, Q: Any, V: Any) -> dict[str, Uncertain]:
+        r"""Squared error of the predicted mean labels, summed over tokens; ``Q`` and ``V`` (..., 1, 1), results (...).
+
+        Mean labels f of latents of variances s, t and covariance c have
+        ``E[f f'] = (2 / pi) arcsin(c / sqrt((s + Delta) (t + Delta)))``. The errors are differences of such angles, none of
+        which loses digits as V vanishes.
+        """
+        q, v = (np.asarray(matrix, dtype=float)[..., 0, 0] for matrix in np.broadcast_arrays(Q, V))
+        own, all_ = q + self.noise, np.maximum(q + v + self.noise, 1e-300)
+        noise = np.where(own > 0, self.noise / np.where(own > 0, own, 1.0), 0.0)
+        known, lost = 1 - noise, v / all_  # without noise a sign is certain, even of nothing
+        known = np.where(own > 0, q / np.where(own > 0, own, 1.0), known)
+        a, b = (q + v) / all_, q / all_
+        # Squares of sine and cosine of the four angles: truth with itself, with a draw, with the estimate, estimate with itself.
+        truth, drawn = (a * a, self.noise / all_ * (1 + a)), (b * b, (self.noise / all_ + lost) * (1 + b))
+        cross, estimate = (known * b, lost + noise * (1 + known) * (1 - lost)), (known**2, noise * (1 + known))
+        values = {
+            "bayes": _difference(truth, drawn, lost * (a + b)),
+            "plugin": _difference(truth, cross, lost * (a * known + noise * (a + b)))
+            + _difference(estimate, cross, known**2 * lost),
+            "constant": np.arctan2(np.sqrt(truth[0]), np.sqrt(truth[1])),
+        }
+        factor = 2 * self.tokens / math.pi
+        return {
+            kind: Uncertain(factor * value, 1e-14 * factor * value, "closed form") for kind, value in values.items()
+        }
+
+
+@dataclass(frozen=True)
+class Sign(_SignChannel):
+    r"""Signs of the projections of all tokens, as in the perceptron.
+
+    .. math:: y_m = \mathrm{sign}(z_m)
+
+    Labels are (n, 1, M). One token is the generalised linear model with n = alpha D labels.
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 1; filled in from the model.
+
+    References
+    ----------
+    Derived, checked by tests/channels/test_perceptron.py; thresholds of the binary perceptron: arXiv:1708.03395.
+    """
+
+    tokens: int = 1
+
+    name = "sign"
+    reference = "arXiv:1708.03395"
+    noise = 0.0
+
+
+@dataclass(frozen=True)
+class Probit(_SignChannel):
+    r"""Signs of the projections of all tokens after adding Gaussian noise.
+
+    .. math:: y_m = \mathrm{sign}(z_m + \sqrt{\Delta}\, \xi_m), \qquad P(y_m = 1 | z_m) = \Phi(z_m / \sqrt\Delta)
+
+    Labels are (n, 1, M).
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 1; filled in from the model.
+    noise : float
+        Variance Delta > 0; ``sign`` is the channel without noise.
+
+    References
+    ----------
+    Derived, checked by tests/channels/test_perceptron.py.
+    """
+
+    tokens: int = 1
+    noise: float = 1.0
+
+    name = "probit"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("noise", self.noise, positive=True)
+
+    def predict(self, z: Any) -> Any:
+        """Mean of the label, between -1 and 1."""
+        return 2 * special(namespace(z)).ndtr(z / math.sqrt(self.noise)) - 1
+
+    def vjp(self, z: Any, cotangent: Any) -> Any:
+        """Gradient of ``sum(cotangent * predict(z))``."""
+        density = namespace(z).exp(-z * z / (2 * self.noise)) / math.sqrt(2 * math.pi * self.noise)
+        return 2 * density * cotangent
+
+
+def hazard(u: Any, xp: Any) -> tuple[Any, Any]:
+    """``r = phi(u) / Phi(u)`` and ``1 - r (u + r)``, the variance of a normal number t given ``t > -u``."""
+    # erfcx scales the tail out, so that labels against all odds keep their digits.
+    low = clip(u, None, 5.0)
+    left = math.sqrt(2 / math.pi) / special(xp).erfcx(-low / math.sqrt(2))
+    right = normal_density(u)
+    hazard = xp.where(u < 5.0, left, right)
+    rest = 1 - hazard * (u + hazard)
+    # Where the two terms cancel: the continued fraction's first terms, of relative error below 1e-6 there.
+    far = u < (-30.0 if u.dtype == xp.float64 else -8.0)
+    safe = xp.where(far, u, -xp.ones_like(u))
+    inverse = 1 / (safe * safe)
+    series = inverse * (1 - inverse * (6 - inverse * (50 - inverse * (518 - inverse * 6354))))
+    return hazard, clip(xp.where(far, series, rest), 0.0, 1.0)
+
+
+def _difference(first: tuple[Any, Any], second: tuple[Any, Any], squares: Any) -> Any:
+    """Difference of two angles up to pi / 2 from the squares of sine and cosine of both, and the difference of squared sines."""
+    sine, cosine, other, along = (np.sqrt(part) for part in (*first, *second))
+    sum_ = np.maximum(sine * along + other * cosine, 1e-300)
+    return np.arctan2(squares / sum_, cosine * along + sine * other)
+
+
+def _surprise(u: Any) -> Any:
+    """Function ``phi(u)^2 / (Phi(u) Phi(-u))``, the information of a sign with margin u."""
+    log_ndtr = special(np).log_ndtr
+    return np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u) - log_ndtr(-u))

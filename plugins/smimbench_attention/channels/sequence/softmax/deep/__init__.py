@@ -1,0 +1,141 @@
+"""Posterior of deep attention by importance sampling in stages, with mixtures that adapt to the samples.
+
+After ``z_L = +- B^{-1} u`` an integral over the other layers ``w = (z_1 .. z_{L-1})`` is left, in M (L - 1)
+dimensions. Where ``V`` is small it lives on a thin curved set, so points come from a mixture of proposals,
+each of which is right in some corner of the (V_11 .. V_LL) space, and every point is weighted with the
+density of the whole mixture (which bounds the weights by what the best proposal would give):
+
+* the prior of ``w``;
+* Gaussians around points that did well before, moved towards the maximum by Gauss-Newton steps;
+* for two tokens, the prior with the difference of the tokens of ``z_{L-1}`` solved for, for attention matrices that are
+  nearly singular: without a skip connection most labels come from such.
+
+Points are drawn in independent scrambles. Errors come from the spread of the scrambles and the share of the heaviest point. The
+scheme is derived, checked by tests/channels/sequence/test_softmax_posterior.py. ``points`` has the mixture, ``kernel`` its use.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from smimbench.backend import to_host
+from smimbench.interfaces import Array, Host
+from smimbench.numerics import is_diagonal, normal_scrambles
+from smimbench_attention.channels.batches import array_like
+from smimbench_attention.channels.sequence.softmax.moments import Moments, moments_of_means
+
+PILOT = 128
+"""Points of the first look, from each kind of prior. Doubled: a fifth more time, the same error."""
+
+
+def integrate(
+    u: Array,
+    omega: Array,
+    V: Host,
+    skip: float,
+    accuracy: float,
+    points: int,
+    full: bool | None = False,
+    seed: int = 0,
+    gap: Array | None = None,
+    runs: int = 1,
+) -> list[Moments]:
+    """Posterior moments and partition function for any number of layers, and two or three tokens, from independent ``runs``.
+
+    The parameters are those of ``softmax.posterior.integrate``, for two or three tokens and ``V`` with L >= 2. Samples whose
+    error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted over all scrambles and
+    rounded down to a power of 2. ``gap`` (n,) is ``u_1 - u_2`` of two tokens where it is known better than the difference of
+    their ``u``: deep attention without a skip connection makes tokens alike. The ``error`` is 1.5 times a standard error over
+    the scrambles, with the share of the heaviest point. It is computed on the host.
+
+    All runs sample the same Gaussians, with points of their own: given these, their errors are independent. ``full`` None leaves
+    out second moments.
+    """
+    from smimbench_attention.channels.sequence.softmax.deep.kernel import SCRAMBLES, integrate_samples
+    from smimbench_attention.channels.sequence.softmax.deep.points import Law
+
+    n, layers, tokens = omega.shape
+    outputs = to_host(u)
+    if tokens == 2:
+        last = outputs[:, 0] - outputs[:, 1] if gap is None else to_host(gap)
+        outputs = np.concatenate([outputs, last[:, None]], axis=1)
+    each = max(32, 1 << ((points // SCRAMBLES).bit_length() - 1))
+    # from this target on, an eighth of the points is tried first
+    first = max(32, each // 8) if accuracy >= 1e-3 else each
+    mixed = V[:-1, -1]
+    slopes = np.linalg.solve(V[:-1, :-1], mixed)
+    noise = float(V[-1, -1] - slopes @ mixed)
+    diagonal = is_diagonal(V)
+    precision = np.diag(1.0 / np.diagonal(V)) if diagonal else np.linalg.inv(V)
+    law = Law(
+        tokens, float(skip), np.linalg.cholesky(V[:-1, :-1]), slopes, noise, precision, diagonal, np.diagonal(V).copy()
+    )
+    rank = 0 if full is None else layers * tokens if full else layers
+    found = np.empty((n, runs, 3 + layers * tokens + rank**2))
+    # One layout only: each further one would be compiled again.
+    arrays = [np.require(array, np.float64, ["C", "W"]) for array in (outputs, to_host(omega))]
+    sets = _sets(layers, tokens, first, each, SCRAMBLES, seed, runs)
+    integrate_samples(*arrays, law, float(accuracy), sets, bool(full), found)
+    constant = 0.5 * tokens * math.log(2.0 * math.pi * noise)
+    if tokens == 2:  # the kernel divides B by (1 + c)^(L - 1)
+        constant += 2.0 * (layers - 1) * math.log1p(skip)
+    every = []
+    for level, mass, error, *means in found.transpose(1, 2, 0):
+        moments = moments_of_means(mass, level, constant, np.stack(means), error, omega.shape)
+        every.append(Moments(*(array_like(values, u) for values in moments)))
+    return every
+
+
+@lru_cache(maxsize=64)
+def _sets(layers: int, tokens: int, first: int, last: int, scrambles: int, seed: int, runs: int) -> Any:
+    """Points and their numbers for ``kernel.integrate_samples``, ``first`` and ``last`` of a scramble in its two estimates.
+
+    The first axis counts ``runs``. Rows are normal numbers for all coordinates and residuals, uniform ones for all layers but the
+    last, and Gumbel's noise.
+    """
+    size = (layers - 1) * tokens
+
+    def drawn(
+        kind: int, count: int, shares: tuple[int, int, int], copies: int, runs: int
+    ) -> tuple[tuple[Host, ...], tuple[int, ...]]:
+        from scipy.special import ndtr
+
+        shape = size + tokens + layers, count, runs * copies
+        numbers = normal_scrambles(*shape, "deep attention", seed, kind).reshape(runs, copies, count, -1)
+        numbers[..., size + tokens :] = np.clip(ndtr(numbers[..., size + tokens :]), 1e-16, 1.0 - 1e-16)
+        numbers[..., -1] = -np.log(-np.log(numbers[..., -1]))
+        sizes = tuple(share * count // 8 for share in shares)
+        parts = (
+            part.reshape(runs, -1, shape[0]).transpose(0, 2, 1)
+            for part in np.split(numbers, np.cumsum(sizes), axis=2)[:3]
+        )
+        return tuple(map(np.ascontiguousarray, parts)), sizes
+
+    # of the prior, the Gaussians and the gaps
+    shares, pilot = ((2, 4, 2), (4, 0, 4)) if tokens == 2 else ((4, 4, 0), (8, 0, 0))
+    return (
+        drawn(0, 2 * PILOT, pilot, 1, 1),
+        drawn(1, last, shares, 1, 1),
+        drawn(2, first, shares, scrambles, runs),
+        drawn(3, last, shares, scrambles, runs),
+    )
+
+
+def mixing(z: Host, skip: float) -> Host:
+    """Off-diagonal entries and determinant (3, n), with all digits, of ``B / (1 + c)^K`` for K layers ``z`` (n, K, 2)."""
+    from smimbench_attention.channels.sequence.softmax.deep.kernel import mixing_of_samples
+
+    found = np.empty((3, len(z)))
+    mixing_of_samples(np.require(z, np.float64, ["C", "W"]), float(skip), found)
+    return found
+
+
+def output_gap(z: Host, skip: float) -> Host:
+    """Difference ``u_1 - u_2`` (n,) of two tokens without loss of digits, however similar they are; z (n, L, 2)."""
+    before = z.shape[1] - 1
+    last = z[:, before, 0] - z[:, before, 1]
+    return np.asarray((1.0 + skip) ** before * mixing(z[:, :before], skip)[2] * last)

@@ -1,0 +1,154 @@
+"""Information and susceptibility of the softmax channel: in closed form, from tables, or averaged over random labels.
+
+One layer has a closed form up to a quadrature (``one_layer``). Two tokens whose last layer, and at most one before it, has an
+overlap have tables (``last_layer``). For all others labels are drawn and averaged by ``smimbench.derive.label_means``. Where
+the posterior is itself sampled its points are others in every scramble, so that the spread of the scrambles knows their error
+too. Checked by tests/channels/sequence/test_softmax_information.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from smimbench.backend import to_host
+from smimbench.derive import LabelMeans, Labels, label_means, without_overlap
+from smimbench.interfaces import Array, Host, Uncertain
+from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
+from smimbench_attention.channels.batches import on_host, uncertain_like
+from smimbench_attention.channels.sequence.softmax import deep, last_layer
+from smimbench_attention.channels.sequence.softmax.last_layer.tables import ACCURACY as TABLES
+from smimbench_attention.channels.sequence.softmax.network import Network, output
+from smimbench_attention.channels.sequence.softmax.posterior import integrate, is_exact
+
+SCRAMBLES = 16
+"""Independent sets of labels. Doubled: half as many labels in each, a better known standard error."""
+FEWEST_LABELS, MOST_LABELS = 2**12, 2**17
+"""The same where the posterior is exact: how many say how many it takes, and the most that are taken. Doubled: half of the
+unevenness of that choice; twice the time where an overlap is small, and an error there that is 1.6 times smaller."""
+WANTED = 7e-4
+"""Relative error of the information for which labels are drawn where the posterior is exact. Doubled: a third of the labels."""
+ACCURACY = 2e-3
+"""Relative error of the posterior of a label where it is exact. Doubled: a tenth less time, values that are 1e-4 higher."""
+POINTS = 1024
+"""Points of a posterior that is sampled, in each of two runs. Halved: two thirds of the time, but missed modes make the
+information 1.5% too small, and susceptibilities 4%."""
+
+
+def _has_table(network: Network, Q: Host, V: Host) -> bool:
+    return network.tokens == 2 and last_layer.supports(Q, V, network.skip)
+
+
+def rough_labels(network: Network, Q: Array, V: Array) -> int:
+    """Number of labels that suffices for differences of the information around (Q, V)."""
+    return 2**12 if is_exact(network) or _has_table(network, to_host(Q), to_host(V)) else 2**9
+
+
+def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, which: int) -> Uncertain:
+    """Information or susceptibility (entry ``which``) and its error for a batch of (Q, V), from tables or random labels.
+
+    For two layers or more: 0 is the information, 2 the susceptibility.
+    """
+    accuracy = TABLES if labels is None else TABLES.with_labels(labels)
+    values, errors, methods = [], [], []
+    for q, v in zip(*(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))):
+        means: Any = np.nan
+        if _has_table(network, q, v):
+            with np.errstate(invalid="ignore", divide="ignore"):
+                means = last_layer.evaluate(q, v, network.skip, accuracy)
+            method = f"quadrature in the latents, Monte Carlo over labels ({accuracy.scrambles} scrambles)"
+        if not np.isfinite(means).all():
+            means = averages(network, q, v, default_labels(network, q, v) if labels is None else labels)
+            method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of labels)"
+        values.append(means[which])
+        errors.append(means[which + 1])
+        methods.append(method)
+    value, error = (np.reshape(found, Q.shape) for found in (values, errors))
+    return uncertain_like(Q, value, error, ", ".join(dict.fromkeys(methods)))
+
+
+def _by_differences(normal: Host, network: Network) -> Host:
+    """Reshape normal numbers (n, L M) to (n, L, M): the first L (M - 1) are differences of tokens, the last L sums.
+
+    Attention depends on differences of tokens most, and Sobol points are most even in their first coordinates: errors of the
+    information of two layers are 1.2 to 1.5 times smaller so, up to a factor of 2 for the last layer.
+    """
+    from scipy.linalg import helmert
+
+    layers, tokens = network.layers, network.tokens
+    known = np.split(normal, [layers * (tokens - 1)], axis=1)
+    differences, sums = (part.reshape(len(normal), layers, -1) for part in known)
+    rotation = helmert(tokens, full=True)  # its first row is the sum, the others are differences
+    return np.asarray(sums * rotation[0] + differences @ rotation[1:])
+
+
+def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Labels:
+    """Labels of one scramble and their posterior moments."""
+    layers, tokens = network.layers, network.tokens
+    size = layers * tokens
+    normal = normal_points(2 * size, labels, "deep attention: labels", scramble)
+    white, truth = _by_differences(normal[:, :size], network), _by_differences(normal[:, size:], network)
+    root = symmetric_root(V)
+    omega = symmetric_root(Q) @ white
+    z = omega + root @ truth
+    u, gap = output(z, network.skip), deep.output_gap(z, network.skip) if tokens == 2 else None
+    free, exact = without_overlap(Q), is_exact(network)
+    if exact:
+        runs = [integrate(network, u, omega, V, accuracy=ACCURACY, points=0, full=bool(free))]
+    else:
+        # Labels of one call share the points of their posteriors, and part of their error: every scramble has points of its own.
+        runs = deep.integrate(
+            u, omega, V, network.skip, 0.0, POINTS, bool(free) or None, seed=scramble, gap=gap, runs=2
+        )
+    inverse = np.linalg.inv(root)
+    shifts = [inverse @ run.shift for run in runs]
+    second, responses = runs[0].second, None
+    if free:
+        # Means of unknown layers are zero, so that dz = z there.
+        matrices = [run.second.reshape(labels, layers, tokens, layers, tokens) for run in runs]
+        second = np.einsum("nambm->nab", matrices[0])
+        squares = [np.stack([m[:, a, :, a, :] / V[a, a] for a in free], axis=1) - np.eye(tokens) for m in matrices]
+        responses = squares[0], squares[-1]
+    return Labels(white, truth, (shifts[0], shifts[-1]), inverse @ second @ inverse if exact else None, responses)
+
+
+def default_labels(network: Network, Q: Host, V: Host) -> int:
+    """Default number of labels to draw: if the posterior is exact, as many as the accuracy ``WANTED`` needs.
+
+    The information of a layer of small overlap rests on few labels that say much of it, and takes most; that of layers nearly
+    known is much the same for all labels. The first ``FEWEST_LABELS`` of the labels say which it is.
+    """
+    if not is_exact(network):
+        # labels of all scrambles where the posterior is sampled
+        return 2**12
+    first = averages(network, Q, V, FEWEST_LABELS)
+    relative = [0.0]
+    for value, error in (first[:2], first[2:4]):
+        size, own = np.diagonal(value), np.diagonal(error)
+        relative.extend(own[size > 0.0] / size[size > 0.0])
+    # the error of quasi-random labels falls with their number to the power of 2/3
+    wanted = FEWEST_LABELS * (max(relative) / WANTED) ** 1.5
+    return int(2 ** math.ceil(math.log2(min(max(wanted, FEWEST_LABELS), MOST_LABELS))))
+
+
+@by_value(maxsize=512)
+def averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
+    """Information and susceptibility averaged over ``labels`` labels in all scrambles; ``Q`` and ``V`` (L, L).
+
+    Control variates whose standard deviation is below 3e-3, and directions of them with singular values below 1e-6, are left
+    out: numerical errors would not have mean zero.
+    """
+    each = max(16, labels // SCRAMBLES)
+    found = label_means(
+        lambda scramble: _draw(network, Q, V, each, scramble), Q, V, scrambles=SCRAMBLES, faintest=3e-3, collinear=1e-6
+    )
+    if is_diagonal(Q, V):
+        # A label does not change with the sign of a layer: uncorrelated layers stay so, unknown ones unknown.
+        known = np.diag(np.diagonal(Q) > 0.0)
+        information, error = (np.where(known, matrix, 0.0) for matrix in found[:2])
+        found = found._replace(information=information, information_error=error)
+    for matrix in found:
+        matrix.flags.writeable = False
+    return found

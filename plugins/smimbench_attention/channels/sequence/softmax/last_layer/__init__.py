@@ -1,0 +1,200 @@
+r"""Information and susceptibility of deep attention of two tokens with at most two known layers: drawn labels, averaged
+with control variates.
+
+Divided by ``(1 + c)^{L-1}`` the product ``B`` of the attention matrices is row-stochastic, so it has two parameters however
+deep the network is. With ``b_01``, ``b_10`` its off-diagonal entries, ``D`` its determinant and ``ut = u / (1 + c)^{L-1}``,
+
+.. math::
+
+    x = b_{01} / D, \quad y = b_{10} / D, \quad 1 / D = 1 + x + y, \quad
+    z_L = \pm (ut_1 + x (ut_1 - ut_2),\; ut_2 - y (ut_1 - ut_2)).
+
+A label therefore says the same as a Gaussian factor in x times one in y, times the Jacobian ``1 + x + y``. The prior law of
+(x, y), and the prior moments of the other layers that go with it, are tabulated once on nodes that are uniform in
+``log(1 + x)`` and ``log(1 + y)``; the points of the prior integral are spread over the nodes by Lagrange's interpolation
+formula, so that only the Gaussian factors have to be smooth on the scale of the nodes. Posterior moments are bilinear forms
+``f^T T g``, whatever the depth. A layer is known where it has an overlap. A known layer before the last enters as an outer grid:
+one table for each of its values.
+
+Everything here serves theory and runs on the host. The scheme is derived, checked by
+tests/channels/sequence/test_softmax_last_layer.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from smimbench.interfaces import Host
+from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points
+from smimbench_attention.channels.batches import blocks, joined
+from smimbench_attention.channels.sequence.softmax.deep import mixing
+from smimbench_attention.channels.sequence.softmax.last_layer.posterior import Moments, posterior_moments
+from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
+    ACCURACY,
+    MOST_NODES,
+    Accuracy,
+    Tables,
+    farthest_node,
+    make_tables,
+    node_count,
+    nodes_needed,
+    wanted_step,
+)
+
+
+def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
+    """Whether this module can compute the information at one (Q, V), both (L, L).
+
+    Both diagonal, L at least 2, and of the layers before the last at most one known (none for L = 2), and that one with an
+    error of at least a quarter of its variance. The last layer must not be known so well that its factors fall between nodes.
+    """
+    if len(Q) < 2 or not is_diagonal(Q, V):
+        return False
+    q, v = np.diagonal(Q), np.diagonal(V)
+    known = np.flatnonzero(q[:-1])
+    step = wanted_step(bool(q[-1] == 0), len(known) > 0)
+    # nodes may stand twice as far apart as wanted
+    if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY) > 2 * MOST_NODES:
+        return False
+    return len(known) == 0 or bool(len(known) == 1 and len(q) > 2 and v[known[0]] >= 0.25 * (q + v)[known[0]])
+
+
+class _Case(NamedTuple):
+    """Case of one diagonal overlap: which layers are known."""
+
+    skip: float
+    q: Host
+    v: Host
+    known: list[int]  # the layer before the last with an overlap, if there is one
+    unknown: list[int]  # the others before the last
+    blind: bool  # whether the last layer has no overlap
+    informed: list[int]  # layers with an overlap: their information is wanted
+    pairs: list[tuple[int, int]]  # of layers without overlap: their susceptibility is wanted
+    labels: int  # of a scramble
+
+
+def case_of(Q: Host, V: Host, skip: float, accuracy: Accuracy) -> _Case:
+    """Case of one (Q, V), both (L, L) and diagonal."""
+    q, v = np.diagonal(Q), np.diagonal(V)
+    informed, free = ([int(a) for a in np.flatnonzero(part)] for part in (q > 0, q == 0))
+    last = len(q) - 1
+    known, unknown = ([a for a in layers if a < last] for layers in (informed, free))
+    pairs = list(itertools.combinations_with_replacement(free, 2))
+    labels = accuracy.outer_labels if known else accuracy.labels
+    return _Case(skip, q, v, known, unknown, last in free, informed, pairs, labels)
+
+
+@by_value(maxsize=512)
+def evaluate(Q: Host, V: Host, skip: float, accuracy: Accuracy = ACCURACY) -> Host:
+    r"""Information and its error, susceptibility and its error (4, L, L), of one (Q, V) that ``supports`` accepts.
+
+    .. math::
+
+        I_{ab} = E \sum_m g_{am} g_{bm}, \qquad \lambda_{ab} = E \sum_{mk} G_{a,mk} G_{b,mk}, \qquad
+        G_{a,mk} = (E[z_{am} z_{ak} | y, \omega] - V_{aa} \delta_{mk}) / V_{aa}^2
+
+    The information is diagonal; entries of the susceptibility of known layers are 0. NaN where a label lies too far beyond the
+    tables.
+
+    Parameters
+    ----------
+    Q, V : ndarray (L, L)
+    skip : float
+        c >= 0.
+    accuracy : Accuracy
+        The resolution of tables and the number of labels.
+    """
+    case = case_of(Q, V, skip, accuracy)
+    q, v, known, last = case.q, case.v, case.known, len(Q) - 1
+    scales = tuple(math.sqrt(q[a] + v[a]) for a in range(last))
+    # Rounded, so that the tables serve more than one overlap.
+    outer = (known[0], *accuracy.outer_grid(v[known[0]])) if known else None
+    step = wanted_step(case.blind, bool(known))
+    count = node_count(skip, len(Q), v[last] / (q[last] + v[last]), step, accuracy)
+    reach = farthest_node(skip, last, accuracy)
+    samples, controls = [], []
+    clipped = 0.0
+    for scramble in range(accuracy.scrambles):
+        copy = scramble % (1 if len(case.unknown) == 1 else 2)
+        tables = make_tables(skip, scales, outer, count, copy, reach, accuracy.table_points)
+        clipped = max(clipped, tables.clipped)
+        labels = draw_labels(case, scramble)
+        found = posterior_of_labels(case, tables, labels)
+        wanted, zeros = _averaged_columns(case, labels, found)
+        samples.append(wanted)
+        controls.append(zeros)
+    result = np.zeros((4, last + 1, last + 1))
+    if np.isfinite(samples).all() and np.isfinite(controls).all():
+        places = [(0, a, a) for a in case.informed] + [(2, a, b) for a, b in case.pairs]
+        for (kind, a, b), *both in zip(places, *controlled_mean(samples, controls)):
+            result[kind : kind + 2, a, b] = result[kind : kind + 2, b, a] = both
+        # nodes, grids and tables: finer ones were seen to change as much as that
+        doubt = clipped + 3e-4
+        result[1::2] = np.hypot(result[1::2], doubt * np.abs(result[::2]))
+    else:  # a label beyond the last node that fits none of them: its posterior is 0 / 0
+        result[:] = np.nan
+    result.flags.writeable = False
+    return result
+
+
+class Labels(NamedTuple):
+    """Labels of one scramble: outputs ``ut`` (n, 2), ``gap = ut_1 - ut_2``, and means of the layers (n, L, 2)."""
+
+    ut: Host
+    gap: Host
+    omega: Host
+
+
+def draw_labels(case: _Case, scramble: int) -> Labels:
+    """Draw the labels of one scramble."""
+    layers = len(case.q)
+    normal = normal_points(2 * (layers + 2), case.labels, "last layer: labels", scramble).reshape(-1, layers + 2, 2)
+    omega, z = (np.sqrt(scale)[:, None] * normal[:, :layers] for scale in (case.q, case.q + case.v))
+    for spare, a in enumerate([layers - 1, *case.known], layers):
+        z[:, a] = omega[:, a] + math.sqrt(case.v[a]) * normal[:, spare]
+    one, two, determinant = mixing(z[:, :-1], case.skip)
+    first, second = z[:, -1, 0], z[:, -1, 1]
+    difference = first - second
+    return Labels(
+        np.stack([first - one * difference, second + two * difference], axis=-1), determinant * difference, omega
+    )
+
+
+def posterior_of_labels(case: _Case, tables: Tables, labels: Labels) -> Moments:
+    """Posterior moments of the labels, in blocks that fit the cache."""
+    parts = []
+    for rows in blocks(len(labels.ut), 512):
+        ut, gap, omega = (array[rows] for array in labels)
+        known = (omega[:, case.known[0]], float(case.v[case.known[0]])) if case.known else None
+        parts.append(posterior_moments(tables, ut, gap, omega[:, -1], float(case.v[-1]), known, case.blind))
+    return joined(parts)
+
+
+def _averaged_columns(case: _Case, labels: Labels, found: Moments) -> tuple[Host, Host]:
+    """Columns to be averaged (n, J), for ``informed`` and ``pairs``, and control variates of mean zero (n, K)."""
+    q, v, last = case.q, case.v, len(case.q) - 1
+    square = found.square / v[last]
+    G = {a: found.unknown[:, k, :3] for k, a in enumerate(case.unknown)}
+    zeros = []
+    for k, a in enumerate(case.unknown):
+        zeros += [G[a][:, 0] + G[a][:, 1], found.unknown[:, k, 3]]
+    zeros.append(square.sum(1) - 2)
+    shifts = {last: found.shift}
+    if case.blind:
+        G[last] = np.concatenate([square - 1, found.product[:, None] / v[last]], axis=1)
+        zeros.append(found.fourth / v[last] ** 2 - 2 * square.sum(1) - 4)
+    for a in reversed(case.informed):
+        if a != last:
+            shifts[a] = found.known_shift
+            zeros.append(found.known_square / v[a] - 2)
+        omega = labels.omega[:, a]
+        zeros += [(omega * shifts[a]).sum(1), (omega**2).sum(1) - 2 * q[a]]
+    wanted = [(shifts[a] ** 2).sum(1) / v[a] ** 2 for a in case.informed]
+    for a, b in case.pairs:
+        both = G[a] * G[b]
+        wanted.append((both[:, 0] + both[:, 1] + 2 * both[:, 2]) / ((q[a] + v[a]) * (q[b] + v[b])))
+    return np.stack(wanted, axis=-1), np.stack(zeros, axis=-1)

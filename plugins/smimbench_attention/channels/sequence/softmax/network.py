@@ -1,0 +1,130 @@
+"""Deep attention with one direction per layer: forward pass, reverse mode, and inversion of the label.
+
+With ``S(v) = softmax_rows(v v^T)``, ``A(v) = c I + S(v)`` and latents ``z`` (n, L, M), one row per layer::
+
+    B_0 = I,   h_l = B_{l-1} z_l,   B_l = A(h_l) B_{l-1},   u = h_L,   y = log S(u)
+
+(arXiv:2502.00901, with the attention matrix acting from the left on the tokens).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array
+from smimbench_attention.channels.bases import log_softmax, over_tokens
+from smimbench_attention.channels.batches import identity_like
+
+
+class Network(NamedTuple):
+    """Size of a network: layers L, tokens M and skip strength c."""
+
+    layers: int
+    tokens: int
+    skip: float
+
+
+def log_attention(v: Array) -> Array:
+    """Row-wise log-softmax ``log S(v)`` of ``v v^T``: (..., M) to (..., M, M)."""
+    return log_softmax(v[..., :, None] * v[..., None, :])
+
+
+def attention(v: Array) -> Array:
+    """Row-wise softmax ``S(v)`` of ``v v^T``: (..., M) to (..., M, M)."""
+    xp = namespace(v)
+    logits = v[..., :, None] * v[..., None, :]
+    weights = xp.exp(logits - over_tokens(xp.maximum, logits))
+    return weights / over_tokens(operator.add, weights)
+
+
+def _apply(matrix: Array, vector: Array) -> Array:
+    return over_tokens(operator.add, matrix * vector[..., None, :])[..., 0]
+
+
+def _apply_transposed(matrix: Array, vector: Array) -> Array:
+    xp = namespace(matrix)
+    return xp.sum(matrix * vector[..., :, None], axis=-2)
+
+
+def attention_product(w: Array, skip: float) -> Array:
+    """Product ``B_K`` (..., M, M) of the attention matrices of the K >= 1 layers ``w`` (..., K, M)."""
+    xp = namespace(w)
+    B = attention(w[..., 0, :]) + skip * identity_like(w.shape[-1], w)
+    for layer in range(1, w.shape[-2]):
+        B = skip * B + xp.matmul(attention(_apply(B, w[..., layer, :])), B)
+    return B
+
+
+def output(z: Array, skip: float) -> Array:
+    """Last hidden vector ``u`` (..., M) of the latents ``z`` (..., L, M)."""
+    last = z[..., -1, :]
+    return last if z.shape[-2] == 1 else _apply(attention_product(z[..., :-1, :], skip), last)
+
+
+def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
+    """Gradient of ``sum(cotangent * u(z))`` with respect to ``z``, by reverse mode.
+
+    ``z`` (..., L, M), ``cotangent`` (..., M), whose leading axes may broadcast against those of ``z``.
+    """
+    xp = namespace(z, cotangent)
+    layers = z.shape[-2]
+    h, S, B = [z[..., 0, :]], [], [identity_like(z.shape[-1], z)]
+    for layer in range(1, layers):
+        S.append(attention(h[-1]))
+        B.append(skip * B[-1] + xp.matmul(S[-1], B[-1]))
+        h.append(_apply(B[-1], z[..., layer, :]))
+    gradient = [_apply_transposed(B[-1], cotangent)]
+    gradient_h, gradient_B = cotangent, 0.0
+    for layer in range(layers - 1, 0, -1):
+        gradient_B = gradient_B + gradient_h[..., :, None] * z[..., layer, None, :]
+        # B_l = (c I + S(h)) B_{l-1}
+        attended = S[layer - 1]
+        gradient_S = xp.matmul(gradient_B, xp.matrix_transpose(B[layer - 1]))
+        gradient_h = attention_vjp(h[layer - 1], attended, gradient_S)
+        gradient_B = skip * gradient_B + xp.matmul(xp.matrix_transpose(attended), gradient_B)
+        gradient.append(_apply_transposed(B[layer - 1], gradient_h))
+    return xp.stack(gradient[::-1], axis=-2)
+
+
+def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
+    """Gradient of ``sum(cotangent * S(v))`` with respect to ``v`` (..., M); ``S`` is ``attention(v)``."""
+    logits = S * (cotangent - over_tokens(operator.add, S * cotangent))
+    return _apply(logits, v) + _apply_transposed(logits, v)
+
+
+def digits_lost(y: Array) -> Array:
+    """Mask of two-token labels (n, 2, 2) too close to 1/2 for double precision to give ``u_1 - u_2`` to a few percent."""
+    xp = namespace(y)
+    scaled = y[:, :, 0] - y[:, :, 1]
+    # rounding errors that ``(u_1 - u_2)^2`` must exceed to count as known
+    rounding = 10.0 * xp.finfo(y.dtype).eps * xp.max(xp.max(xp.abs(y), axis=-1), axis=-1)
+    return scaled[:, 0] - scaled[:, 1] < rounding
+
+
+def output_of_label(y: Array) -> Array:
+    """The output ``u`` (..., n, M) of a label ``y = log S(u)`` (..., n, M, M), up to one sign per sample.
+
+    ``y_mi - y_mj = u_m (u_i - u_j)`` holds for all m. The pair (i, j) that is farthest apart, with
+    ``(u_i - u_j)^2 = (y_ii - y_ij) + (y_jj - y_ji)`` the largest, gives all of ``u`` by one division.
+    Probabilities never appear, so saturated rows lose nothing. The sign returned has ``u_i > u_j``, i < j.
+
+    Rounding of ``y`` limits ``u_i - u_j`` to an absolute error of about ``eps / |u_i - u_j|``. A label
+    without any contrast (all tokens alike) gives ``u = 0``.
+    """
+    xp = namespace(y)
+    *lead, tokens, _ = y.shape
+    if tokens == 2:  # only one pair: the same numbers in a tenth of the time
+        scaled = y[..., 0] - y[..., 1]
+        gap = scaled[..., 0] - scaled[..., 1]
+    else:
+        contrast = xp.linalg.diagonal(y)[..., None] - y
+        upper = xp.triu(contrast + xp.matrix_transpose(contrast))
+        flat = xp.argmax(xp.reshape(upper, (*lead, tokens * tokens)), axis=-1)
+        ends = (xp.broadcast_to(k[..., None, None], (*lead, tokens, 1)) for k in (flat // tokens, flat % tokens))
+        one, other = (xp.take_along_axis(y, k, axis=-1)[..., 0] for k in ends)
+        scaled = one - other
+        gap = xp.max(xp.max(upper, axis=-1), axis=-1)
+    some = gap > 0.0
+    return scaled * xp.where(some, 1.0 / xp.sqrt(xp.where(some, gap, 1.0)), 0.0)[..., None]

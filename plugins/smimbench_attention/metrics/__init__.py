@@ -1,0 +1,1 @@
+"""Measures of the quality of an estimate, one per file."""

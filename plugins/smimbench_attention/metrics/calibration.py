@@ -1,0 +1,52 @@
+"""Calibration: the error that an algorithm claims, divided by its true error."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import NotMeasured
+from smimbench.theory import prior_moments
+from smimbench_attention.metrics.component import PerComponent
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Claims
+
+SMALLEST = 1e-9
+"""Squared errors below this, relative to the second moment, have no ratio: both sides are rounding. Doubled, next to nothing."""
+
+
+class Calibration(PerComponent):
+    """Claimed squared error of each component divided by the true one, ``V_pp D / |S_p - S_hat_p|^2``.
+
+    1 for an honest account, below 1 for one that is too sure of itself. Blank for algorithms that claim no error.
+    """
+
+    name = "calibration"
+    reference = "Nishimori identity: on the Bayes-optimal line the claimed error is the real one"
+    label = "claimed over real squared error"
+    unit = "the claim is right"
+    direction = "one"
+
+    def _values(self, problem: Any, claims: Claims) -> Array:
+        """Calibration of each component; NaN where the true error is only rounding."""
+        if claims.aligned_V is None:
+            raise NotMeasured("the algorithm claims no error")
+        real = np.asarray(problem.model.squared_error(claims.teacher, claims.aligned), dtype=float)
+        floor = SMALLEST * np.diagonal(prior_moments(problem)[0])
+        ratios = np.diagonal(claims.aligned_V) / np.where(real > floor, real, math.nan)
+        if np.isnan(ratios).all():
+            raise NotMeasured("the true error is 0 up to rounding")
+        return ratios
+
+    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
+        """Theoretical calibration: 1 for Bayes-optimal estimates, otherwise from the algorithm's own theory."""
+        if "calibration" in point:
+            claimed = point["calibration"] or [None] * problem.components
+            return claimed, [None if value is None else 0.0 for value in claimed]
+        second = np.diagonal(prior_moments(problem)[0])
+        errors = np.atleast_1d(np.asarray(point["mse"], dtype=float))
+        known = errors > SMALLEST * second
+        return [1.0 if k else None for k in known], [0.0 if k else None for k in known]

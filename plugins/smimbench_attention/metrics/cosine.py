@@ -1,0 +1,51 @@
+"""Cosine of the angle between the estimate and the signal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.theory import prior_moments
+from smimbench_attention.metrics.component import PerComponent
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Claims
+
+
+class Cosine(PerComponent):
+    """Cosine similarity ``<S_hat_p, S_p> / (|S_hat_p| |S_p|)`` with the symmetry removed; 0 for an estimate that is 0."""
+
+    name = "cosine"
+    reference = "the definition; on the Bayes-optimal line sqrt(Q_pp / second moment)"
+    label = "cosine"
+    unit = "the direction of the signal"
+
+    def _values(self, problem: Any, claims: Claims) -> Array:
+        """Cosine of each component, 0 for a component that is 0."""
+        teacher, aligned = claims.teacher, claims.aligned
+        across, own, truth = (
+            np.diagonal(np.asarray(problem.model.inner(*pair), dtype=float))
+            for pair in ((teacher, aligned), (aligned, aligned), (teacher, teacher))
+        )
+        norms = np.sqrt(own * truth)
+        return np.where(norms > 0, across / np.where(norms > 0, norms, 1.0), 0.0)
+
+    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
+        """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean, whose overlap with the signal equals its
+        self-overlap.
+
+        An estimate of another length (spectral methods) comes with its ``squared_cosine``.
+        """
+        second = np.diagonal(prior_moments(problem)[0])
+        if "cosine" in point:
+            return point["cosine"], point["cosine_error"]
+        if "squared_cosine" in point:
+            squares, errors = np.asarray(point["squared_cosine"]), np.asarray(point["squared_cosine_error"])
+        else:
+            squares = np.diagonal(np.asarray(point["overlap"])) / second
+            errors = np.atleast_1d(np.asarray(point["mse_error"], dtype=float)) / second
+        cosines = np.sqrt(np.clip(squares, 0.0, 1.0))
+        # The error of a root is that of the square over twice the root, and at most the root of the error.
+        spread = np.minimum(errors / np.maximum(2 * cosines, 1e-300), np.sqrt(errors))
+        return cosines.tolist(), spread.tolist()

@@ -1,0 +1,30 @@
+"""Mean squared error of the signal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench_attention.metrics.component import PerComponent
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Claims
+
+
+class MSE(PerComponent):
+    """Squared error of the signal with the symmetry removed: ``|S_p - S_hat_p|^2 / D``, 1 for the prior mean."""
+
+    name = "mse"
+    reference = "the definition; theory is diag(second_moment - Q), arXiv:2506.01582"
+    label = "MSE"
+    unit = "error of the prior mean"
+    direction = "lower"
+    in_trajectory = True
+
+    def _values(self, problem: Any, claims: Claims) -> Array:
+        return problem.model.squared_error(claims.teacher, claims.aligned)
+
+    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
+        """Theoretical squared error of every component."""
+        return np.atleast_1d(point["mse"]).tolist(), np.atleast_1d(point["mse_error"]).tolist()

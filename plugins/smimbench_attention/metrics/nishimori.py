@@ -1,0 +1,55 @@
+"""The Nishimori ratio, which tests whether the length of an estimate matches its overlap with the signal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import NotMeasured
+from smimbench.theory import prior_moments
+from smimbench_attention.metrics.component import PerComponent
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Claims
+
+SMALLEST = 1e-9
+"""Squared length of an estimate, in second moments of the signal, below which it has no ratio. Doubled, next to nothing."""
+
+EQUAL = 1e-6
+"""Largest distance of a point's error from ``second moment - Q``, in second moments, if it is to be one of a posterior mean.
+Doubled: the same, unless an algorithm's own theory is that near to Bayes-optimal."""
+
+
+class Nishimori(PerComponent):
+    """Overlap with the signal divided by self-overlap, ``<S_hat_p, S_p> / <S_hat_p, S_hat_p>``, both less the prior mean.
+
+    It is 1 for a posterior mean, above 1 for an estimate that is too short, below 1 for one that is too long. The squared
+    error is stationary at the posterior mean: where posteriors are wrong by 2%, it is larger by a few tenths of a per cent,
+    which takes hundreds of runs to see; the ratio is wrong by a per cent or two, and fluctuates little.
+    """
+
+    name = "nishimori"
+    reference = "Nishimori identity: E <S_hat, S> = E <S_hat, S_hat> for a posterior mean"
+    label = "Nishimori ratio"
+    unit = "the estimate of a posterior mean"
+    direction = "one"
+
+    def _values(self, problem: Any, claims: Claims) -> Array:
+        """Nishimori ratio of each component; NaN for a component that is estimated as the prior mean."""
+        model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
+        mean = np.asarray(problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float)
+        truth, found = np.asarray(claims.teacher, dtype=float) - mean, aligned - mean
+        across, own = (np.diagonal(np.asarray(model.inner(found, other), dtype=float)) for other in (truth, found))
+        known = own > SMALLEST * np.diagonal(prior_moments(problem)[0])
+        if not known.any():
+            raise NotMeasured("the estimate is the prior mean")
+        return np.where(known, across / np.where(known, own, 1.0), np.nan)
+
+    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
+        """Theoretical ratio of a posterior mean: 1 for components estimated better than by chance."""
+        second, bottom = (np.diagonal(moment) for moment in prior_moments(problem)[:2])
+        Q = np.diagonal(np.asarray(point["overlap"], dtype=float))
+        honest = np.abs(second - Q - np.atleast_1d(np.asarray(point["mse"], dtype=float))) <= EQUAL * second
+        known = (Q - bottom > EQUAL * second) & honest & ("squared_cosine" not in point)
+        return [1.0 if k else None for k in known], [0.0 if k else None for k in known]

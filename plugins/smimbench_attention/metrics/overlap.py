@@ -1,0 +1,31 @@
+"""Overlap of the estimate with the signal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smimbench_attention.metrics.component import PerComponent
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Claims
+
+
+class Overlap(PerComponent):
+    """Low rank: squared cosine between each component and its teacher. Extensive rank: ``q = tr(S_hat S) / D``."""
+
+    name = "overlap"
+    reference = "the definition; theory is diag Q (over the second moment for low rank)"
+    label = "overlap"
+    unit = "1 (low rank) or 1 + rho (extensive rank) for the signal itself"
+    in_trajectory = True
+
+    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
+        """Theoretical overlap: ``squared_cosine`` of the prediction if given, else the diagonal of Q, with the MSE's error."""
+        if "squared_cosine" in point:
+            return point["squared_cosine"], point["squared_cosine_error"]
+        Q, errors = point["overlap"], point.get("overlap_error", point["mse_error"])
+        values = [row[component] for component, row in enumerate(Q)]
+        return values, errors if isinstance(errors, list) else [errors]
+
+    def _values(self, problem: Any, claims: Claims) -> Array:
+        return problem.model.overlap(claims.teacher, claims.aligned)

@@ -1,0 +1,1 @@
+"""How the signal and the inputs form the latents, one model per file."""

@@ -1,0 +1,380 @@
+"""Attention-indexed model: a matrix of extensive rank, symmetric or not, observed through all pairs of tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import array_api_compat
+
+from smimbench.backend import chunk_bytes, namespace
+from smimbench.interfaces import Cost, ParameterError
+from smimbench.numerics import entry_sites, site_entries, site_pairs, site_values
+from smimbench_attention.models.common import TokenModel, slices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    import numpy as np
+
+    from smimbench.interfaces import Array, Host
+
+# Least number of tokens of a chunk: 256, and 3 d. With fewer, adding the (d, d) product of a chunk to the running sum, what
+# BLAS does before it multiplies, and the calls for the posterior take as long as the product; with more, temporaries leave the
+# cache. Measured best: 3 MB (d = 100), 3 d tokens (d = 500). Doubled: temporaries of twice the size.
+_LEAST_ROWS = 256
+_ROWS_PER_DIMENSION = 3
+
+# Tokens up to which the products of a sample are computed pair by pair. Doubled: a batch of small products is faster on the
+# host; on a GPU (not measured) there are more passes over the inputs, one for each pair.
+_FEW_TOKENS = 3
+
+# (least d, number of bands): signals and sums over samples are symmetric, so products with them are computed in bands of the
+# triangle. Five bands need 60% of the operations; ten would need 55%, in products too narrow for BLAS to be fast.
+_BANDS = ((800, 5), (400, 4), (150, 3), (96, 2))
+# Bands begin at multiples of this, the block that BLAS computes at once. Doubled: bands of less equal width.
+_EDGE = 24
+
+
+@cache
+def _bands(dimension: int) -> tuple[slice, ...]:
+    """Bands of rows or columns in which products with a symmetric (d, d) matrix are computed."""
+    count = next((bands for least, bands in _BANDS if dimension >= least), 1)
+    edges = [_EDGE * round(i * dimension / count / _EDGE) for i in range(count)]
+    return tuple(slice(a, b) for a, b in pairwise([*edges, dimension]))
+
+
+@dataclass(frozen=True)
+class AttentionIndexed(TokenModel):
+    r"""Bilinear forms of a matrix, one for every pair of tokens.
+
+    .. math::
+
+        h_{ab} = \frac{x_a^T S x_b - \delta_{ab} \operatorname{tr} S}{\sqrt d}, \qquad
+        z_{ab} = \frac{h_{ab}}{\sqrt{1 + \delta_{ab}}}, \qquad a \le b,
+
+    for tokens ``x_a`` (d,), iid N(0, 1) unless the problem names other inputs, and a symmetric signal ``S`` (d, d) whose
+    spectrum is O(1). Then all ``C = T (T + 1) / 2`` latents have the same limiting variance ``|S|_F^2 / d``. Sites are
+    ordered 11, 12, .., 1T, 22, .., TT. The number of samples is ``n = alpha d^2``.
+
+    With untied queries and keys S is not symmetric, and a token does not attend to itself: ``z_ab = x_a^T S x_b / sqrt(d)`` for
+    all ordered pairs ``a != b``, ``C = T (T - 1)``, in the order 12, .., 1T, 21, 23, .., T(T-1).
+
+    Parameters
+    ----------
+    tokens : int
+        T, at least 1. With one token and the channel ``linear`` this is a network with a quadratic activation and extensive
+        width: ``z = (x^T S x - tr S) / sqrt(2 d)``.
+    symmetric : bool
+        Whether queries and keys are tied, so that S is symmetric (default). If not, T is at least 2.
+
+    Raises
+    ------
+    ParameterError
+        If ``tokens`` is not an integer >= 1, or 1 without symmetry.
+
+    Notes
+    -----
+    Why there is no diagonal without symmetry: ``x_a^T S x_a`` is a form of the symmetric part of S alone. Samples would then tell
+    more of that than of the rest, the noise of ``R`` would no longer be the same in all directions, and no denoiser of singular
+    values would be optimal. Forms of different tokens see all directions alike, and those of ab and ba are independent as long as
+    ``tr S^2 / d`` vanishes; labels must not couple the two (rows of attention do not).
+
+    Symmetric signals must be so: on the host only the lower triangle of S is read, elsewhere only ``x_a^T S x_b`` with
+    ``a <= b`` is evaluated. ``forward`` takes any number of leading axes in front of the signal's (P, d, d), ``adjoint`` the
+    same in front of (n, P, C): several students that see the same inputs.
+    Cost: by symmetry, down to ``n T d^2`` floating-point operations a component for each of ``forward`` and ``adjoint``; twice
+    as many without.
+    Besides its result a call holds a few megabytes (more from d = 500 on).
+
+    References
+    ----------
+    arXiv:2506.01582, with its matrix divided by sqrt(d); the normalisation of ``adjoint`` is derived, checked
+    by tests/models/test_attention_indexed.py.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = AttentionIndexed(tokens=2)
+    >>> model.forward(np.ones((1, 2, 4)), np.eye(4)[None])  # h = (0, 2, 0)
+    array([[[0., 2., 0.]]])
+    """
+
+    tokens: int
+    symmetric: bool = True
+
+    name = "attention-indexed"
+    reference = "arXiv:2506.01582"
+    rank: ClassVar[Literal["extensive"]] = "extensive"
+    _host_chunk_bytes = 3 << 20
+    _axes = (-2, -1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.symmetric and self.tokens < 2:
+            raise ParameterError(
+                "tokens", "must be at least 2 with symmetric = false, which has pairs of different tokens"
+            )
+
+    @property
+    def kappa(self) -> float:  # type: ignore[override]
+        """2 if both triangles of S carry an entry, 1 without symmetry."""
+        return 2.0 if self.symmetric else 1.0
+
+    @property
+    def sites(self) -> int:
+        """Number of pairs of tokens: T (T + 1) / 2, or T (T - 1) without symmetry."""
+        return self.tokens * (self.tokens + (1 if self.symmetric else -1)) // (2 if self.symmetric else 1)
+
+    def _unit(self, dimension: int) -> int:
+        return dimension**2
+
+    def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
+        """Shape of the signal, ``(P, d, d)``."""
+        return (components, dimension, dimension)
+
+    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
+        """Symmetric Gaussian noise (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it; iid without symmetry.
+
+        It is the noise of ``R = S + Qhat^(-1/2) Z`` and has the semicircle of variance 1 as its spectrum
+        (arXiv:2506.01582); without symmetry as that of its singular values with both signs.
+        """
+        square = rng.standard_normal((components, dimension, dimension))
+        if not self.symmetric:
+            return square / math.sqrt(dimension)
+        return (square + square.swapaxes(1, 2)) / math.sqrt(2 * dimension)
+
+    def _least_samples(self, dimension: int) -> int:
+        return -(-max(_LEAST_ROWS, _ROWS_PER_DIMENSION * dimension) // self.tokens)
+
+    def _pieces(self, n: int, dimension: int, components: int, itemsize: int, like: Array) -> list[slice]:
+        """Slices of samples whose products with a signal, as large as their inputs, are held in memory at once."""
+        budget = chunk_bytes(like)
+        if budget is None:
+            return self._host_chunks(n, dimension, components, itemsize)
+        return slices(n, budget // (itemsize * self.tokens * dimension))
+
+    def _apart(self, like: Array) -> bool:
+        """Whether T x T products are computed as sums over pairs of tokens, since batches of tiny products are slow on a GPU."""
+        return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
+
+    def _bands(self, inputs: Array) -> tuple[slice, ...]:
+        """Bands of a triangle; one without symmetry, or on a GPU, where a band is no view that can be written to in place."""
+        dimension = inputs.shape[-1]
+        return _bands(dimension) if self.symmetric and chunk_bytes(inputs) is None else (slice(0, dimension),)
+
+    def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
+        """Cost per component: two products of (n T, d) with half of a symmetric (d, d), or all of another, one reading of the
+        inputs, and ``10 d^3`` for the eigendecomposition and its product in ``denoise``, ``23 d^3`` for singular values.
+        """
+        numbers = n * self.tokens * dimension
+        flops = (2.0 if self.symmetric else 4.0) * numbers * dimension * components
+        return Cost(flops, float(itemsize * numbers), (10.0 if self.symmetric else 23.0) * dimension**3 * components)
+
+    def forward(self, inputs: Array, signal: Array) -> Array:
+        r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))``.
+
+        ``inputs`` (n, T, d), entries of variance 1, not divided by anything; ``signal`` (..., P, d, d), leading axes for several
+        students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
+        """
+        xp = namespace(inputs, signal)
+        *lead, components, dimension, _ = signal.shape
+        self._check_inputs(inputs, dimension)
+        dtype, device = xp.result_type(inputs, signal), array_api_compat.device(inputs)
+        n, students = inputs.shape[0], math.prod(lead)
+        matrices = xp.reshape(signal, (students, components, dimension, dimension))
+        pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
+        traces = xp.linalg.trace(matrices)[..., None] * on_diagonal
+        bands = self._bands(inputs)
+
+        z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
+        apart, pairs = self._apart(inputs), site_pairs(self.tokens, self.symmetric)
+        for s in self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs):
+            x = inputs[s, :, :]
+            rows = xp.reshape(x, (-1, dimension))
+            for k in range(students):
+                for p in range(components):
+                    if apart:  # one pair of tokens after the other
+                        xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
+                        forms = xp.stack([xp.sum(xs[:, a, :] * x[:, b, :], axis=-1) for a, b in pairs], axis=-1)
+                    else:
+                        of = _forms if self.symmetric else _all_forms
+                        forms = xp.reshape(of(x, matrices[k, p, :, :], bands), (x.shape[0], -1))
+                        forms = xp.take(forms, pick, axis=1)
+                    z[k, s, p, :] = (forms - traces[k, p, :]) * scale
+        return xp.reshape(z, (*lead, n, components, self.sites))
+
+    def adjoint(self, inputs: Array, g: Array) -> Array:
+        r"""Adjoint of the latents: transpose of ``forward`` on symmetric matrices, times ``2/d``; of all matrices, times ``1/d``.
+
+        .. math::
+
+            \frac{2}{d \sqrt d} \Big[ \sum_\mu X_\mu^T G_\mu X_\mu - I \sum_\mu \operatorname{tr} G_\mu \Big],
+            \qquad G_{aa} = \frac{g_{aa}}{\sqrt 2}, \quad G_{ab} = G_{ba} = \frac{g_{ab}}{2},
+
+        without symmetry with 1 for 2 in front, ``G_aa = 0`` and ``G_ab = g_ab``, so that ``R = S_hat + Qhat^{-1} adjoint(g)``
+        for the gradient g of ``log Z_out`` with respect to ``omega`` (in z).
+
+        ``inputs`` (n, T, d), ``g`` (..., n, P, C), leading axes for several students. Returns (..., P, d, d), as symmetric as the
+        signal up to rounding; ValueError if the shapes do not fit together.
+        """
+        xp = namespace(inputs, g)
+        *lead, n, components, sites = g.shape
+        dimension = inputs.shape[-1]
+        self._check_gradient(inputs, g)
+        dtype, device = xp.result_type(inputs, g), array_api_compat.device(inputs)
+        count = math.prod(lead) * components
+        gradients = xp.reshape(g, (math.prod(lead), n, components, sites))
+        pick, factors = self._sites_of_entries(xp, dtype, device)
+        scale = factors * (self.kappa / dimension**1.5)
+        pieces = self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs)
+        apart, bands = self._apart(inputs), self._bands(inputs)
+
+        def one(k: int, p: int) -> Array:
+            total = xp.zeros((dimension, dimension), dtype=dtype, device=device)
+            trace = xp.zeros((), dtype=dtype, device=device)
+            for s in pieces:
+                x = inputs[s, :, :]
+                weights = xp.take(gradients[k, s, p, :], pick, axis=1) * scale
+                trace = trace + xp.sum(weights[:, :: self.tokens + 1])
+                weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
+                gx = xp.reshape(_mixed_apart(weights, x) if apart else xp.matmul(weights, x), (-1, dimension))
+                columns = xp.matrix_transpose(xp.reshape(x, (-1, dimension)))
+                if len(bands) == 1:
+                    total += xp.matmul(columns, gx)
+                    continue
+                for band in bands:
+                    total[band, band.start :] += xp.matmul(columns[band, :], gx[:, band.start :])
+            for band in bands[1:]:
+                total[band, : band.start] = xp.matrix_transpose(total[: band.start, band])
+            flat = xp.reshape(total, (-1,))
+            flat[:: dimension + 1] = flat[:: dimension + 1] - trace
+            return xp.reshape(flat, (dimension, dimension))
+
+        found = [one(*divmod(i, components)) for i in range(count)]
+        return xp.reshape(found[0] if count == 1 else xp.stack(found), (*lead, components, dimension, dimension))
+
+    def forward_gram(self, inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
+        r"""Latents of the signal ``F F^T`` and the gradient map back to F, without a (d, d) matrix.
+
+        With ``Y = X F`` (T, w) the bilinear forms are ``Y Y^T``, and the gradient of ``sum g z`` is ``2 [sum_mu X^T G Y
+        - F sum_mu tr G] / sqrt(d)`` with G as for ``adjoint``. Cheaper than ``forward`` and ``adjoint`` where w < d: ``2 n
+        T d w`` operations for each of the two. Without symmetry F is Q above K, the signal ``Q K^T``, and
+        the forms are ``X Q (X K)^T``.
+
+        ``inputs`` (n, T, d), ``factor`` (..., P, d, w), without symmetry (..., P, 2 d, w), leading axes for several students, all
+        in one matrix product. Returns z (..., n, P, C) and a function from g, shaped like z, to the gradient of ``sum(g z)`` with
+        respect to the factor; ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
+        """
+        xp = namespace(inputs, factor)
+        *lead, components, length, width = factor.shape
+        parts = 1 if self.symmetric else 2
+        dimension = length // parts
+        self._check_inputs(inputs, dimension)
+        dtype, device = xp.result_type(inputs, factor), array_api_compat.device(inputs)
+        n, count = inputs.shape[0], math.prod(lead) * components
+        swapped = (*range(len(lead)), len(lead) + 1, len(lead), len(lead) + 2)  # components and samples exchanged
+        rows = xp.reshape(inputs, (-1, dimension))
+        flat = xp.reshape(factor, (count, parts, dimension, width))
+        columns = xp.reshape(xp.permute_dims(flat, (2, 1, 0, 3)), (dimension, parts * count * width))
+        y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, parts, count, width))
+        y = xp.permute_dims(y, (2, 3, 0, 1, 4))
+        forms = xp.reshape(xp.matmul(y[0, ...], xp.matrix_transpose(y[-1, ...])), (count, n, -1))
+        pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
+        traces = xp.sum(flat[:, 0, ...] * flat[:, -1, ...], axis=(-2, -1))[:, None, None] * on_diagonal
+        z = (xp.take(forms, pick, axis=-1) - traces) * scale
+        z = xp.permute_dims(xp.reshape(z, (*lead, components, n, self.sites)), swapped)
+
+        def pull(g: Array) -> Array:
+            pick, factors = self._sites_of_entries(xp, dtype, device)
+            weights = xp.take(xp.reshape(xp.permute_dims(g, swapped), (count, n, self.sites)), pick, axis=-1)
+            weights = weights * (factors * (self.kappa / math.sqrt(dimension)))
+            trace = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
+            weights = xp.reshape(weights, (count, n, self.tokens, self.tokens))
+            gy = [xp.matmul(weights, y[-1, ...])]
+            if not self.symmetric:
+                gy.append(xp.matmul(xp.matrix_transpose(weights), y[0, ...]))
+            gy = xp.reshape(xp.permute_dims(xp.stack(gy), (2, 3, 0, 1, 4)), (-1, parts * count * width))
+            back = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, parts, count, width))
+            back = xp.permute_dims(back, (2, 1, 0, 3))
+            return xp.reshape(back - trace[:, None, None, None] * flat, factor.shape)
+
+        return z, pull
+
+    def _sites_of_forms(self, xp: ModuleType, dimension: int, dtype: Any, device: Any) -> tuple[Array, Array, Array]:
+        """Positions of sites among the T^2 bilinear forms, scale ``1 / sqrt(d (1 + delta))``, and 1 on the diagonal, else 0."""
+        values = (site_values(self.tokens, *pair, self.symmetric) for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0)))
+        scale, on_diagonal = (xp.asarray(v, dtype=dtype, device=device) for v in values)
+        entries = site_entries(self.tokens, self.symmetric)
+        return xp.asarray(entries, device=device), scale / math.sqrt(dimension), on_diagonal
+
+    def _sites_of_entries(self, xp: ModuleType, dtype: Any, device: Any) -> tuple[Array, Array]:
+        """Site of every entry of the T x T matrix G, and the factor that turns g_z into G."""
+        if self.symmetric:
+            where, values = entry_sites(self.tokens), site_values(self.tokens, math.sqrt(0.5), 0.5)
+            factors = [values[c] for c in where]
+        else:  # none on the diagonal
+            site = {entry: c for c, entry in enumerate(site_entries(self.tokens, False))}
+            where = tuple(site.get(entry, 0) for entry in range(self.tokens**2))
+            factors = [float(entry in site) for entry in range(self.tokens**2)]
+        return xp.asarray(where, device=device), xp.asarray(factors, dtype=dtype, device=device)
+
+    def adjoint_scale(self, dimension: int) -> float:
+        """``kappa / d``, the ratio of ``adjoint`` to the transpose of ``forward``."""
+        return self.kappa / dimension
+
+    def inner(self, first: Array, second: Array) -> Array:
+        """Overlaps ``tr(A_p B_q^T) / d`` of two signals (..., P, d, d), as an array (..., P, P)."""
+        xp = namespace(first, second)
+        a = xp.reshape(first, (*first.shape[:-2], -1))
+        b = xp.reshape(second, (*second.shape[:-2], -1))
+        return xp.matmul(a, xp.matrix_transpose(b)) / first.shape[-1]
+
+    def overlap(self, signal: Array, estimate: Array) -> Array:
+        """``q_p = tr(S_hat_p S_p^T) / d`` of each component: (..., P, d, d) to (..., P)."""
+        xp = namespace(signal, estimate)
+        return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
+
+
+def _forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
+    """Forms ``x_a^T S x_b = x_a^T L x_b + x_b^T L x_a`` (n, T, T) of tokens (n, T, d), for a symmetric ``S = L + L^T`` (d, d).
+
+    L is S below the diagonal blocks of the bands, half of S in them, and 0 above.
+    """
+    xp = namespace(x, matrix)
+    n, tokens, dimension = x.shape
+    rows = xp.reshape(x, (-1, dimension))
+    found = 0.0
+    for band in bands:
+        lower = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
+        xl, part = xp.reshape(xp.matmul(rows[:, band.start :], lower), (n, tokens, -1)), x[:, :, band]
+        if tokens <= _FEW_TOKENS:
+            found = found + xp.vecdot(xl[:, :, None, :], part[:, None, :, :])
+        else:
+            found = found + xp.matmul(xl, xp.matrix_transpose(part))
+    return found + xp.matrix_transpose(found)
+
+
+def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
+    """Forms ``x_a^T S x_b`` (n, T, T) of tokens (n, T, d) for a matrix S (d, d) without symmetry; ``bands`` are not used."""
+    xp = namespace(x, matrix)
+    xs = xp.reshape(xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix), x.shape)
+    if x.shape[1] <= _FEW_TOKENS:
+        return xp.vecdot(xs[:, :, None, :], x[:, None, :, :])
+    return xp.matmul(xs, xp.matrix_transpose(x))
+
+
+def _mixed_apart(weights: Array, x: Array) -> Array:
+    """Weighted sums ``sum_b weights_ab x_b``, one token after the other: (..., n, T, T), (..., n, T, d) to (..., n, T, d)."""
+    gx = weights[..., :1] * x[..., :1, :]
+    for b in range(1, x.shape[-2]):
+        gx += weights[..., b : b + 1] * x[..., b : b + 1, :]
+    return gx
+
+
+def _itemsize(xp: Any, dtype: Any) -> int:
+    return int(xp.finfo(dtype).bits) // 8

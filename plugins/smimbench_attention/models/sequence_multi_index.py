@@ -1,0 +1,158 @@
+"""Sequence multi-index model: every token of a sample is projected on a few directions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Capabilities, Cost
+from smimbench_attention.models import sequence_mixed
+from smimbench_attention.models.common import TokenModel
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Host
+
+# Vectors with which the tokens are multiplied one after the other: a product with a narrow matrix takes half as long again.
+# Doubled: with six vectors the matrix product is faster.
+_FEW_VECTORS = 3
+
+# Largest D at which tokens are projected one after the other, the fastest way through memory as long as the direction stays
+# in the first-level cache. Doubled: the direction leaves it.
+_MOST_BY_ROWS = 1500
+
+
+@dataclass(frozen=True)
+class SequenceMultiIndex(TokenModel):
+    r"""Projections of every token on P directions.
+
+    .. math:: z_{pm} = \frac{w_p \cdot x_m}{\sqrt D}, \qquad p = 1..P, \quad m = 1..M,
+
+    for tokens ``x_m`` (D,), iid N(0, 1) unless the problem names other inputs, and a signal ``W`` (P, D) with entries of order 1;
+    the sites are the ``C = M`` tokens. The number of samples is ``n = alpha D``.
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 1.
+
+    Raises
+    ------
+    ParameterError
+        If ``tokens`` is not an integer >= 1.
+
+    Notes
+    -----
+    Inputs are kept as drawn, so ``forward`` and ``adjoint`` both carry ``1/sqrt(D)``. ``forward`` takes any
+    number of leading axes in front of the signal's (P, D), ``adjoint`` the same in front of (n, P, M):
+    several students that see the same inputs. Both are limited by the reading of the inputs; a loop over ``chunks``
+    reads them once for both.
+
+    References
+    ----------
+    arXiv:2502.00901.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = SequenceMultiIndex(tokens=2)
+    >>> model.forward(np.ones((1, 2, 4)), np.ones((1, 4)))
+    array([[[2., 2.]]])
+    """
+
+    tokens: int
+
+    name = "sequence-multi-index"
+    reference = "arXiv:2502.00901"
+    rank: ClassVar[Literal["low"]] = "low"
+    kappa = 1.0
+    # Both products wait for the inputs, and the second should find them in the cache. Doubled: on smaller caches they are read
+    # twice. Halved: the calls of Python begin to count.
+    _host_chunk_bytes = 6 << 20
+    _axes = -1
+    capabilities = Capabilities(dtypes=("float64", "float32", "mixed"))
+
+    def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
+        """Shape of the signal, ``(P, D)``."""
+        return (components, dimension)
+
+    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
+        """White noise (P, D), iid N(0, 1), of ``R = W + Qhat^(-1/2) Z``."""
+        return rng.standard_normal((components, dimension))
+
+    def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
+        """Two products of (n M, D) with (D, P), one reading of the inputs, and a (P, P) matrix on every column of the signal."""
+        numbers = n * self.tokens * dimension
+        return Cost(4.0 * numbers * components, float(itemsize * numbers), 2.0 * dimension * components**2)
+
+    def forward(self, inputs: Array, signal: Array) -> Array:
+        """Latents ``z_pm = w_p . x_m / sqrt(D)``.
+
+        ``inputs`` (n, M, D), entries of variance 1, not divided by anything; ``signal`` (..., P, D), leading axes for
+        several students. Returns (..., n, P, M); ValueError if the shapes do not fit the model or each other.
+        """
+        xp = namespace(inputs, signal)
+        *lead, components, dimension = signal.shape
+        self._check_inputs(inputs, dimension)
+        n, students = inputs.shape[0], math.prod(lead)
+        rows = xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
+        flat = xp.reshape(inputs, (-1, dimension))
+        if _narrow(inputs, rows):
+            product = sequence_mixed.project(flat, rows)
+        elif isinstance(flat, np.ndarray) and len(rows) <= _FEW_VECTORS:
+            product = np.stack([np.vecdot(flat, w) if dimension <= _MOST_BY_ROWS else flat @ w for w in rows], axis=-1)
+        else:
+            product = xp.matmul(flat, xp.matrix_transpose(rows))
+        z = xp.permute_dims(xp.reshape(product, (n, self.tokens, students, components)), (2, 0, 3, 1))
+        return xp.reshape(z, (*lead, n, components, self.tokens), copy=True)
+
+    def adjoint(self, inputs: Array, g: Array) -> Array:
+        """Adjoint of the latents: transpose of ``forward``, ``sum_{mu, m} g_pm x_m / sqrt(D)``.
+
+        ``inputs`` (n, M, D), ``g`` (..., n, P, M), leading axes for several students. Returns (..., P, D); ValueError if the
+        shapes do not fit together.
+        """
+        xp = namespace(inputs, g)
+        *lead, n, components, sites = g.shape
+        dimension = inputs.shape[-1]
+        self._check_gradient(inputs, g)
+        students = math.prod(lead)
+        rows = students * components
+        left = xp.permute_dims(xp.reshape(g, (students, n, components, sites)), (0, 2, 1, 3))
+        left = xp.reshape(left, (rows, n * sites))
+        flat = xp.reshape(inputs, (-1, dimension))
+        if _narrow(inputs, left):
+            total = sequence_mixed.push(left, flat)
+        elif isinstance(flat, np.ndarray) and rows <= _FEW_VECTORS:
+            total = np.concatenate([left[k : k + 1] @ flat for k in range(rows)])
+        else:
+            total = xp.matmul(left, flat)
+        return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
+
+    def adjoint_scale(self, dimension: int) -> float:
+        """Ratio of ``adjoint`` to the transpose of ``forward``, 1 in any ``dimension`` >= 1."""
+        if dimension < 1:
+            raise ValueError(f"dimension must be >= 1, got {dimension}")
+        return 1.0
+
+    def inner(self, first: Array, second: Array) -> Array:
+        """Overlaps ``A B^T / D`` of two signals (..., P, D), as an array (..., P, P)."""
+        xp = namespace(first, second)
+        return xp.matmul(first, xp.matrix_transpose(second)) / first.shape[-1]
+
+    def overlap(self, signal: Array, estimate: Array) -> Array:
+        """Squared cosine of each component, 0 where the estimate vanishes: (..., P, D) to (..., P)."""
+        xp = namespace(signal, estimate)
+        norms = xp.sum(signal * signal, axis=-1) * xp.sum(estimate * estimate, axis=-1)
+        cosine = xp.sum(signal * estimate, axis=-1) ** 2 / xp.where(norms > 0, norms, xp.ones_like(norms))
+        return xp.where(norms > 0, cosine, xp.zeros_like(norms))
+
+
+def _narrow(inputs: Array, rows: Array) -> bool:
+    """Whether a GPU stores inputs in float32 and multiplies them with a few float64 vectors."""
+    few = rows.shape[0] <= sequence_mixed.MOST_COMPONENTS
+    return bool(few and inputs.dtype != rows.dtype and array_api_compat.is_cupy_array(inputs))

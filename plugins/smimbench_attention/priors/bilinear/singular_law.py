@@ -1,0 +1,226 @@
+r"""Singular values of a product of two Gaussian matrices under Gaussian noise: their density, the denoising map and the MMSE.
+
+For square matrices ``S + sqrt(Delta) Z`` without symmetry, put every singular value on the line with both signs. The law of
+these numbers is the free convolution of that of S with a semicircle of variance Delta. ``S = Q K^T / sqrt(r D)`` is a sum of r
+matrices of rank one, each with the singular value ``a = 1/sqrt(rho)``, so its R-transform is ``rho`` times the mean of
+``s / (1 - s g)`` over ``s = +-a``, that is ``g / (1 - a^2 g^2)``. With ``w = 1/g``,
+
+.. math:: x = w + \frac{\Delta}{w} + \frac12 \Big[\frac{1}{w - a} + \frac{1}{w + a}\Big] .
+
+For real x inside a bulk ``w = p + i v`` is complex, and the imaginary part of this equation is
+
+.. math:: \frac{\Delta}{|w|^2} + \frac12 \Big[\frac{1}{|w - a|^2} + \frac{1}{|w + a|^2}\Big] = 1,
+
+which has one solution v for every p. At x the density is ``v / (pi |w|^2)``, the posterior mean keeps singular vectors and has
+the singular value ``xi = x - 2 Delta p / |w|^2``, with posterior variance ``Delta (1 - Delta / |w|^2)``. By the equation above
+that is Delta times half the bracket, so that the MMSE is a mean of positive numbers in which nothing cancels,
+
+.. math:: F(\Delta) = \frac\Delta2 \int \mu(dx) \Big[\frac{1}{|w - a|^2} + \frac{1}{|w + a|^2}\Big] .
+
+References
+----------
+arXiv:2203.07752 (denoiser); arXiv:2410.18858 (bilinear sequence regression). The equations for square matrices are derived,
+checked by tests/priors/test_bilinear.py against simulation, subordination and quadrature in x.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from smimbench.numerics import FreeConvolution
+from smimbench_attention.priors.wishart.spectral_law import double_exponential
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.interfaces import Host
+
+# Where Delta is smaller or larger than these the limits are exact to all digits; twice as far changes nothing.
+_SMALLEST_NOISE = 1e-30
+_LARGEST_NOISE = 1e16
+
+
+class _Bulks(NamedTuple):
+    """Ranges of p where the density is positive, for x > 0: ``[0, inner]`` and ``[outer, end]``, each (n,).
+
+    They touch where the density has a dip but no gap.
+    """
+
+    inner: Host
+    outer: Host
+    end: Host
+
+
+def _bulks(delta: Host, a: float) -> _Bulks:
+    """Solve ``G(p) = 1`` at ``v = 0``.
+
+    Between two poles ``G^(-1/2)`` is concave (a power mean of distances), so Newton's method is monotone from the pole.
+    """
+
+    def edge(p: Host, ahead: Host) -> Host:
+        for _ in range(200):
+            G, slope = _at_zero(p, delta, a)
+            step = (1 - G**-0.5) / (-0.5 * slope * G**-1.5)
+            new = np.where(ahead > p, np.clip(p + step, p, ahead), np.clip(p + step, ahead, p))
+            if np.all(np.abs(new - p) <= 4e-16 * p):
+                break
+            p = new
+        return p
+
+    # The dip is at the zero of G', Delta (a^2 - y)^3 = y^2 (3 a^2 + y) with y = t^3 = p^2: convex and increasing in t.
+    root, t = np.cbrt(delta), np.full(delta.shape, a ** (2 / 3))
+    for _ in range(200):
+        cube = np.cbrt(3 * a * a + t**3)
+        step = (t * t * cube + root * (t**3 - a * a)) / (2 * t * cube + t**4 / cube**2 + 3 * root * t * t)
+        t = t - step
+        if np.all(np.abs(step) <= 4e-16 * t):
+            break
+    dip = np.minimum(t**1.5, a * (1 - 1e-15))
+    end = edge(np.maximum(a + math.sqrt(0.5), np.sqrt(delta)), np.full(delta.shape, np.inf))
+    inner, outer = dip.copy(), dip.copy()
+    gap = _at_zero(dip, delta, a)[0] < 1
+    if gap.any():
+        delta, dip = delta[gap], dip[gap]
+        inner[gap] = edge(np.minimum(np.sqrt(delta), dip), dip)
+        outer[gap] = edge(np.maximum(np.full(dip.shape, a - math.sqrt(0.5)), dip), dip)
+    return _Bulks(inner, outer, end)
+
+
+def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
+    """``G(p)``, the left side of the equation for v at ``v = 0``, and its slope."""
+    above, below = 0.5 / (p - a) ** 2, 0.5 / (p + a) ** 2
+    value = delta / p**2 + above + below
+    return value, -2 * (delta / p**3 + above / (p - a) + below / (p + a))
+
+
+def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
+    """At p (n, K) inside the bulks, for delta (n, 1): x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2``."""
+    weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
+    away = np.stack([p, p - a, p + a])
+    square = away * away
+    # 1/f of f(t) = sum w/((p - s)^2 + t), t = v^2, is increasing and concave: Newton's method goes up from any lower bound.
+    t = np.maximum((weights - square).max(axis=0), 0.0)
+    for _ in range(100):
+        inverse = 1 / (square + t)
+        f = (weights * inverse).sum(0)
+        slope = (weights * inverse * inverse).sum(0) / (f * f)
+        step = (1 - 1 / f) / slope
+        t = np.maximum(t + step, 0.0)
+        if np.all(np.abs(step) <= 1e-14 * t + 4e-16 / slope):
+            break
+    inverse = 1 / (square + t)
+    part = weights * inverse
+    A, B = (part * inverse).sum(0), (part * inverse * away).sum(0)
+    return p + (part * away).sum(0), 2 * t * A + 2 * B * B / A, np.sqrt(t), part[1] + part[2]
+
+
+def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host, Host]:
+    """Weights, which sum to about 1, singular values x, means xi and variances over Delta at nodes (n, K), for delta (n,)."""
+    a, column = rho**-0.5, delta[:, None]
+    bulks = _bulks(delta, a)
+    cuts = _subordination(np.abs(np.asarray(breaks)), float(delta[0]), rho)[0].tolist() if len(breaks) else []
+    t, dt = double_exponential()
+    parts = []
+    for left, right in ((np.zeros(delta.shape), bulks.inner), (bulks.outer, bulks.end)):
+        inner = [np.array([cut]) for cut in sorted(set(cuts)) if float(left[0]) < cut < float(right[0])]
+        for low, high in pairwise([left, *inner, right]):
+            length = (high - low)[:, None]
+            p = low[:, None] + length * t
+            x, stretch, v, kept = _inside(p, column, a)
+            size = p * p + v * v
+            parts.append((2 / math.pi * length * dt * stretch * v / size, x, x - 2 * column * p / size, kept))
+    weights, x, mean, kept = (np.concatenate(part, axis=-1) for part in zip(*parts))
+    return weights, x, mean, kept
+
+
+def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
+    """``w = p + i v`` at singular values x (n,): the equation of w is that of three atoms under a noise of ``1 + Delta``."""
+    a = rho**-0.5
+    return FreeConvolution([-a, 0.0, a], [0.5, noise, 0.5]).subordination(x, 1 + noise)
+
+
+def observed_law(noise: float, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host, Host]:
+    """Nodes of a quadrature rule for the singular values of ``S + sqrt(noise) Z``, each with both signs.
+
+    ``noise`` is Delta > 0; ``rho`` > 0 the width over the dimension. Returns weights (K,), which sum to one, then the singular
+    value, and mean and variance of the posterior of S in the direction of its singular vectors. Functions with kinks or jumps at
+    ``breaks`` are integrated as well as smooth ones.
+    """
+    weights, x, mean, kept = (part[0] for part in _nodes(np.array([float(noise)]), rho, breaks))
+    weights = weights / weights.sum() / 2
+    both = ((weights, weights), (x, -x), (mean, -mean), (noise * kept, noise * kept))
+    weights, x, mean, variance = (np.concatenate(pair) for pair in both)
+    return weights, x, mean, variance
+
+
+def mmse(noise: Host | float, rho: float) -> Host:
+    """``F(Delta)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean of S.
+
+    ``noise`` is Delta, of any shape: 0 and infinity are allowed, negative numbers and NaN give NaN; ``rho`` > 0 the width over
+    the dimension. The relative error is below 1e-9. For small Delta ``F ~ (2 rho - rho^2) Delta`` (rho < 1) or ``~ Delta``
+    (rho >= 1), for large Delta ``F -> 1``. Derived, checked by tests/priors/test_bilinear.py.
+    """
+    noise = np.asarray(noise, dtype=np.float64)
+    flat = np.reshape(noise, -1)
+    valid = flat >= 0
+    delta = np.clip(np.where(valid, flat, 1.0), _SMALLEST_NOISE, _LARGEST_NOISE)
+    weights, _, _, kept = _nodes(delta, rho)
+    value = delta * (weights * kept).sum(-1) / weights.sum(-1)
+    value = np.where(flat < delta, value * (np.where(valid, flat, 0.0) / delta), np.minimum(value, 1.0))
+    value = np.where(flat > delta, 1.0, value)
+    return np.reshape(np.where(valid, value, np.nan), noise.shape)
+
+
+def singular_map(values: Host, noise: float, rho: float, *, continued: bool = False) -> Host:
+    r"""Singular values ``xi`` of the posterior mean where the observation has singular values x.
+
+    .. math:: \xi = x - 2 \Delta\, \mathrm{Re}\, g(x), \qquad g = 1 / w
+
+    Outside the bulks, where finite matrices may have singular values, w is real. ``values`` (n,), >= 0, belong to
+    ``S + sqrt(Delta) Z``; ``noise`` is Delta >= 0 (0 returns the values, infinity 0), ``rho`` > 0 the width over the dimension.
+
+    With ``continued`` the map goes on outside the bulks by straight lines: across the gap between two, and beyond the last one
+    with the slope that it has inside, at most 1. In the limit nothing is there. At finite D the fluctuations of noise are,
+    which the map itself, of infinite slope just beyond an end, takes for spikes of the signal; an iteration with a slope above
+    1 has no stable fixed point.
+    """
+    values = np.array(values, dtype=np.float64)
+    if not noise >= 0:
+        return values * math.nan
+    if noise < 1e-16:  # below the rounding of the values
+        return values
+    if noise > _LARGEST_NOISE:
+        return values / (1 + noise)
+    inside, edges = values, []
+    if continued:
+        edges = [_edge(float(p[0]), noise, rho) for p in _bulks_of_one(noise, rho)]
+        inside = np.minimum(values, edges[-1][0])
+    p, v = _subordination(inside, noise, rho)
+    found = np.asarray(inside - 2 * noise * p / np.maximum(p * p + v * v, 1e-300))
+    if not continued:
+        return found
+    (x1, xi1, _), (x2, xi2, _), (_, last, slope) = edges
+    if x2 > x1:
+        found = np.where((inside > x1) & (inside < x2), xi1 + (xi2 - xi1) / (x2 - x1) * (inside - x1), found)
+    return np.asarray(np.where(values > inside, last + slope * (values - inside), found))
+
+
+@lru_cache(maxsize=32)
+def _bulks_of_one(noise: float, rho: float) -> _Bulks:
+    """Cached bulks of one noise level."""
+    return _bulks(np.array([noise]), rho**-0.5)
+
+
+def _edge(p: float, noise: float, rho: float) -> tuple[float, float, float]:
+    """At an edge p of a bulk: x, xi and the slope of xi inside, at most 1."""
+    poles = ((0.0, noise), (rho**-0.5, 0.5), (-(rho**-0.5), 0.5))
+    A, B = (sum(w / (p - s) ** k for s, w in poles) for k in (4, 3))
+    x = p + sum(w / (p - s) for s, w in poles)
+    # Inside, |w|^2 = p^2 + t and x change with p by 2 p - 2 B / A and 2 B^2 / A.
+    slope = 1 - noise * (2 * B - p * A) / (p * B) ** 2 / p if B else 1.0
+    return x, x - 2 * noise / p, min(max(slope, 0.0), 1.0)
