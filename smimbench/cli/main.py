@@ -15,7 +15,7 @@ import click
 from smimbench.cli.items import check, doctor, explain, info, list_items, new, plugins
 from smimbench.cli.options import BAD_INPUT, INTERRUPTED, OK, UNFORESEEN, complain
 from smimbench.cli.reproduce import reproduce
-from smimbench.cli.run import data, run, score, slurm, tune
+from smimbench.cli.run import data, run, score, tune
 from smimbench.cli.show import compare, report, show, theory
 from smimbench.cli.verify import submit, verify
 from smimbench.files import ForeseenError, error_line
@@ -89,7 +89,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     commands=[
-        run, tune, slurm, theory, show, report, compare, verify, submit, reproduce, data, score, list_items, info, explain,
+        run, tune, theory, show, report, compare, verify, submit, reproduce, data, score, list_items, info, explain,
         plugins, check, new, doctor,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

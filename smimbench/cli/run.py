@@ -1,9 +1,9 @@
-"""Commands that run cells of a suite: ``run``, ``slurm`` (a job array), ``data`` and ``score`` for external solvers."""
+"""Commands that run cells of a suite: ``run``, ``tune``, ``data`` and ``score`` for external solvers."""
 
 from __future__ import annotations
 
+import re
 import shlex
-import sys
 import time
 from collections import Counter
 from dataclasses import asdict, replace
@@ -24,7 +24,6 @@ from smimbench.cli.options import (
     SUITE,
     Request,
     command,
-    complain,
     flag,
     make_console,
     option,
@@ -36,8 +35,7 @@ from smimbench.cli.options import (
 from smimbench.cli.results import present
 
 if TYPE_CHECKING:
-    from smimbench.run.campaign import Campaign
-    from smimbench.run.cost import Shard
+    from smimbench.run.campaign import Campaign, Shard
     from smimbench.run.executor import Limits
     from smimbench.run.store import Store
     from smimbench.suite.cells import Cell
@@ -52,7 +50,7 @@ CELL_MEMORY = option("End a cell from outside that takes more (500MB, 4GB).", "-
     SUITE,
     several("Array backend: numpy, cupy, ...; may be given twice.", "NAME", "--backend", "backends"),
     WORKERS,
-    option("Run the K-th of N parts of about the same cost [default: of a SLURM job array].", "--shard", metavar="K/N"),
+    option("Run part K of N, as one task of a job array does.", "--shard", metavar="K/N"),
     DASK,
     RESULTS,
     flag("Times that can be trusted: serial, fixed BLAS threads, warmed up.", "--timing"),
@@ -124,7 +122,7 @@ def run(
     backends = backends or ("numpy",)
     limits = _limits(cell_time, cell_memory, budget)
     how |= {"isolated": True, "limits": limits}
-    part = _part_of_suite(shard)
+    part = None if shard is None else _read_shard(shard)
     campaign = plan_campaign(suite, store, backends, dry_run=dry_run, shard=part, **how)
     if dry_run:
         request.remark(campaign.remarks)
@@ -222,16 +220,16 @@ def _limits(cell_time: float | None, cell_memory: float | None, budget: float | 
     return Limits(cell_time, cell_memory, None if budget is None else time.monotonic() + budget)
 
 
-def _part_of_suite(text: str | None) -> Shard | None:
-    """The requested part of the suite, or the part of this task of a job array."""
-    from smimbench.run.cost import array_shard, read_shard
+def _read_shard(text: str) -> Shard:
+    from smimbench.run.campaign import Shard
 
-    if text is None:
-        return array_shard()
-    try:
-        return read_shard(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--shard") from None
+    numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if numbers is None:
+        raise click.BadParameter(f"must look like 3/8, got {text[:40]!r}", param_hint="--shard")
+    shard = Shard(int(numbers[1]), int(numbers[2]))
+    if not 1 <= shard.number <= shard.count:
+        raise click.BadParameter(f"part {shard.number} of {shard.count} does not exist", param_hint="--shard")
+    return shard
 
 
 def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
@@ -240,11 +238,12 @@ def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
     keys = {cell.key for cell in campaign.cells}
     ended = Counter(record["status"] for record in records.values() if record["key"] in keys)
     left = campaign.left()
+    name = f"{part.number}/{part.count}"
     if request.as_json:
-        print_json({"shard": str(part), "cells": len(campaign.cells), "status_counts": dict(ended), "missing": left})
+        print_json({"shard": name, "cells": len(campaign.cells), "status_counts": dict(ended), "missing": left})
     else:
         counts = ", ".join(f"{count} {name}" for name, count in ended.items()) or "none"
-        click.echo(f"shard {part} of {campaign.suite.name}: {len(campaign.cells)} cells: {counts}, {left} not run yet")
+        click.echo(f"shard {name} of {campaign.suite.name}: {len(campaign.cells)} cells: {counts}, {left} not run yet")
     if left:
         return AGAIN
     return OK if set(ended) <= {"ok", "skipped"} and not campaign.suite.left_out else NOT_OK
@@ -269,45 +268,6 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-@command(
-    SUITE,
-    option("Wall time.", "--minutes", type=click.IntRange(5, 60 * 24 * 30), default=60),
-    option("Cells at a time per task.", "--cpus", type=click.IntRange(1, 1024), default=1),
-    option(
-        "Most tasks: MaxArraySize - 1 of 'scontrol show config'.", "--max-array", type=click.IntRange(1), default=1000
-    ),
-    option("Array backend of the cells.", "--backend", default="numpy"),
-    output_option("File; default: standard output.", required=False),
-    RESULTS,
-)
-def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: str, output: Path | None) -> int:
-    """Write a SLURM batch script: a job array whose tasks share the cells by their cost.
-
-    Submit it with sbatch from the folder where you are now. Tasks stop before the wall time, queue themselves again and go
-    on where they were.
-    """
-    from smimbench.files import write_atomically
-    from smimbench.run.cost import array_tasks, estimate_cost, script
-
-    suite = request.suite()
-    cells = suite.cells(backend)
-    seconds = estimate_cost(cells, 1, request.store(suite).load().values(), trials=backend == "numpy").seconds
-    tasks = array_tasks(cells, seconds, minutes, cpus, max_array)
-    again = [sys.executable, "-P", "-m", "smimbench", "run", request.name]
-    again += ["--results", str(request.results), "--backend", backend, *request.options()]
-    if broken := next((name for name in (suite.name, *again) if any(ord(c) < 32 for c in name)), None):
-        raise click.UsageError(f"{broken!r} contains a line break, which would break the batch script; rename it")
-    text = script(cells, tasks, minutes, cpus, suite.name, again, str(request.results))
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        write_atomically(output, text.encode())
-    if not request.quiet:
-        hours = seconds / 3600
-        complain(f"{len(cells)} cells, about {hours:.2g} hours of one core, in {tasks} tasks; prices are rough")
-    return OK
 
 
 @command(SUITE, output_option("The .npz file to write."), JSON)

@@ -14,7 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -25,7 +25,7 @@ from smimbench.files import JsonObject, canonical_json, remove_leftovers
 from smimbench.problem.problem import CODE, SECRET, ProblemError
 from smimbench.registry.registry import KINDS, get_registry
 from smimbench.run.cell import run_cell
-from smimbench.run.cost import Estimate, Shard, cells_of_shard, estimate_cost, memory_of_a_cell
+from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnLook
 from smimbench.run.processes import Claims, in_processes
@@ -37,6 +37,22 @@ from smimbench.suite.cells import Cell, Suite, key_of
 
 SEED = "seed"
 """File with the seed of a run whose seed is secret."""
+
+
+class Shard(NamedTuple):
+    """One part of a suite: part ``number`` (from 1) of ``count``."""
+
+    number: int
+    count: int
+
+    def select(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Cells of this part, in their order.
+
+        It takes every ``count``-th key: keys are hashes, so each part has a mixture of all algorithms and sizes.
+        """
+        keys = sorted(cell.key for cell in cells)[self.number - 1 :: self.count]
+        selected = set(keys)
+        return [cell for cell in cells if cell.key in selected]
 
 
 @dataclass(frozen=True)
@@ -215,7 +231,7 @@ def plan_campaign(
         raise SuiteError(suite.file, "", "--only excludes every cell of this suite")
     device = next((place.name for place in places if place.accelerated), None)
     if shard is not None:
-        cells = cells_of_shard(cells, shard)
+        cells = shard.select(cells)
     if not dry_run:
         remove_leftovers(store.folder)
     records = store.load(set_aside=not dry_run, compact=True, digests=not dry_run)

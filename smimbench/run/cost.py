@@ -1,14 +1,10 @@
-"""Estimated cost of cells (operations, seconds, memory), parts of a suite of equal cost, and SLURM job arrays."""
+"""Estimated cost of cells: operations, seconds, memory."""
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import math
-import os
-import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,9 +63,7 @@ class _Past(NamedTuple):
     seconds: float
 
 
-def estimate_cost(
-    cells: Sequence[Cell], workers: int, past: Iterable[JsonObject] = (), *, trials: bool = True
-) -> Estimate:
+def estimate_cost(cells: Sequence[Cell], workers: int, past: Iterable[JsonObject] = ()) -> Estimate:
     """Estimate the cost of a suite before anything is drawn.
 
     A cell takes as many times what its matrix products take as earlier runs of its problem and algorithm on this machine, or
@@ -79,8 +73,6 @@ def estimate_cost(
     ----------
     past : iterable of dict
         Records.
-    trials : bool
-        False rests on the matrix products alone where there is no past run.
     """
     seconds, peak, learned, tried = 0.0, 0, 0, 0
     known: dict[str, list[_Past]] = {}
@@ -93,7 +85,7 @@ def estimate_cost(
         if refusal(algorithm, problem):
             continue
         runs = known.get(name, [])
-        trial = _trial(problem, algorithm, group) if trials and not runs else []
+        trial = [] if runs else _trial(problem, algorithm, group)
         usual = float(np.median([run.iterations for run in runs])) if runs else USUAL
         paces = []
         for run in runs or trial:
@@ -107,19 +99,6 @@ def estimate_cost(
         learned += len(group) * bool(runs)
         tried += len(group) * bool(trial)
     return Estimate(seconds / max(1, workers), peak * max(1, workers), learned, tried)
-
-
-def prices(cells: Sequence[Cell]) -> dict[str, float]:
-    """Price of each cell by key, the same on every machine and independent of past runs."""
-    found: dict[str, float] = {}
-    for _, group, problem, algorithm in _groups(cells):
-        refused = refusal(algorithm, problem)
-        for cell in group:
-            found[cell.key] = 0.0
-            if not refused:  # a plan may fail for what its algorithm refuses
-                once, steps = _iteration(problem, algorithm, cell, cell.alpha, cell.dimension, HOST)
-                found[cell.key] = once * (steps or min(USUAL, cell.run.max_iterations))
-    return found
 
 
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:
@@ -160,11 +139,9 @@ def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell]) -> list[_Pas
     return [_Past(cell.alpha, dimension, 1, one)] if one else []
 
 
-def _iteration(
-    problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension: int, speed: _Speed | None = None
-) -> tuple[float, int | None]:
-    """Seconds that the products and reads of an iteration take at this speed (None: of its device), and the number of
-    iterations (None if the algorithm decides), of a run like that of ``cell`` at another sample ratio and dimension.
+def _iteration(problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension: int) -> tuple[float, int | None]:
+    """Seconds that the products and reads of an iteration take on its device, and the number of iterations (None if the
+    algorithm decides), of a run like that of ``cell`` at another sample ratio and dimension.
     """
     model = problem.model
     samples = model.sample_count(alpha, dimension)
@@ -172,7 +149,7 @@ def _iteration(
     batch = plan.batch or samples
     cost = model.cost(batch, dimension, problem.components)
     read = _width(cell) * batch * model.tokens * dimension
-    rate, bandwidth = speed or _speed_of(cell)
+    rate, bandwidth = _speed_of(cell)
     return max(plan.students * (cost.flops + cost.denoiser) / rate, read / bandwidth) + CALL, plan.steps or None
 
 
@@ -196,93 +173,3 @@ def _speed_of(cell: Cell) -> _Speed:
         return HOST
     found = ceilings(cell.backend)
     return _Speed(found.get("tf32" if cell.run.tf32 else cell.run.dtype, found["float64"]), found["bandwidth"])
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One part of a suite: part ``number`` (from 1) of ``count``."""
-
-    number: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-
-def read_shard(text: str) -> Shard:
-    """Parse ``"3/8"``; ValueError for an invalid part."""
-    found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
-    if not found:
-        raise ValueError(f"must look like 3/8, got {text[:40]!r}")
-    shard = Shard(int(found[1]), int(found[2]))
-    if not 1 <= shard.number <= shard.count:
-        raise ValueError(f"must be one of 1/{shard.count} to {shard.count}/{shard.count}, got {text!r}")
-    return shard
-
-
-def array_shard(environment: Mapping[str, str] = os.environ) -> Shard | None:
-    """Part of the suite for this task of a SLURM job array; None outside of a job array."""
-    names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP")
-    found = [environment.get(name, default) for name, default in zip(names, ("", "", "0", "1"))]
-    if not all(value.isdigit() for value in found):
-        return None
-    task, count, first, step = map(int, found)
-    number = (task - first) // max(1, step) + 1
-    return Shard(number, count) if 1 <= number <= count and count > 1 else None
-
-
-def cells_of_shard(cells: Sequence[Cell], shard: Shard) -> list[Cell]:
-    """Cells of one part, in the order of the suite.
-
-    The dearest first, each to the part that has least: the same on every machine, because prices count operations, not
-    seconds, and no part depends on what has been run.
-    """
-    price = prices(cells)
-    loads = [(0.0, number) for number in range(1, shard.count + 1)]
-    own = set()
-    for cell in sorted(cells, key=lambda cell: (-price[cell.key], cell.key)):
-        load, number = heapq.heappop(loads)
-        heapq.heappush(loads, (load + price[cell.key], number))
-        if number == shard.number:
-            own.add(cell.key)
-    return [cell for cell in cells if cell.key in own]
-
-
-def array_tasks(cells: Sequence[Cell], seconds: float, minutes: int, cpus: int, most: int) -> int:
-    """The fewest tasks that each fill half of their time, never more than ``most`` or than there are cells.
-
-    Parameters
-    ----------
-    seconds : float
-        What all cells are expected to take, one after the other.
-    """
-    return max(1, min(math.ceil(seconds / (30.0 * minutes * cpus)), most, len(cells)))
-
-
-def script(
-    cells: Sequence[Cell], tasks: int, minutes: int, cpus: int, name: str, command: Sequence[str], results: str
-) -> str:
-    """Batch script of a SLURM job array; a task that runs out of time queues itself again (exit code 75) and continues."""
-    megabytes = math.ceil(1.5 * cpus * memory_of_a_cell(cells) / 2**20 / 256) * 256
-    budget = max(30 * minutes, 60 * minutes - 120)
-    run = [*command, "--workers", str(cpus), "--budget", f"{budget}s", "--quiet"]
-    return f"""#!/bin/bash
-#SBATCH --job-name={shlex.quote(f"smimbench-{name}")}
-#SBATCH --array=1-{tasks}
-#SBATCH --time={minutes}
-#SBATCH --cpus-per-task={cpus}
-#SBATCH --mem={megabytes}M
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output={shlex.quote(f"smimbench-{name}-%A_%a.log")}
-# {tasks} parts of about the same cost. Each stops before the wall time and goes on where it was; jobs that were killed
-# may be submitted again as they are: what is finished is never run twice. When all are done, on any machine:
-#   {shlex.join([*command[:4], "show", command[5], "--results", results])}
-export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
-{shlex.join(run)} --shard "$SLURM_ARRAY_TASK_ID/{tasks}"
-code=$?
-if [ "$code" -eq 75 ]; then
-    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
-fi
-exit "$code"
-"""

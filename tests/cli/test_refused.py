@@ -13,7 +13,7 @@ import pytest
 from tests.helpers import ATTENTION, SUITE, call, command, environment, write_suite
 
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is full")
-WRITE = ("data {suite}", "slurm {suite} --minutes 5", "report {suite}")
+WRITE = ("data {suite}", "report {suite}")
 REFUSED = [
     # usage
     ("fly", "No such command 'fly'"),

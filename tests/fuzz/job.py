@@ -267,20 +267,20 @@ def _is_number(text: str) -> bool:
 # -- command lines ----------------------------------------------------------------------------------------------------
 
 COMMANDS = [
-    "show", "list", "info", "data", "score", "theory", "compare", "report", "run", "plugins", "verify", "slurm", "doctorx",
+    "show", "list", "info", "data", "score", "theory", "compare", "report", "run", "plugins", "verify", "doctorx",
 ]  # fmt: skip
 WORDS = [
     "--json", "--csv", "--markdown", "--dry-run", "--shard", "1/2", "0/0", "--set", "grid.alpha=[0.5]", "grid.alpha=nan",
     "problem.prior=1", "x", "=", "--only", "alpha=1", "algorithm=gamp", "problem=", "--output", "out/x", "--results", "res",
     "quickstart", "small.toml", "--budget", "1y", "2h", "--cell-memory", "-1", "--alpha", "0.5", "nan", "--no-figure",
     "--quiet", "--workers", "0", "--estimate", "small.npz", "--label", "[/]", "channels", "softmax", "gamp", "-", "--",
-    "--plugins", "nowhere", "--backend", "numpy", "cupyx", "--minutes", "5", "--cells", "--seed", "--full", "", "\x1b[0m",
+    "--plugins", "nowhere", "--backend", "numpy", "cupyx", "--cells", "--seed", "--full", "", "\x1b[0m",
 ]  # fmt: skip
 WHOLE = [
     "show small.toml", "show results/small", "show small.toml --json", "show small.toml --csv", "show long.toml --markdown",
     "theory small.toml --alpha 0.5 --json", "run small.toml --no-figure --quiet", "data small.toml --output out/x.npz",
     "score small.toml --estimate small.npz --label mine", "compare results/small results/long", "info gamp --json",
-    "list channels --json", "slurm small.toml --minutes 60 --output out/job.sh", "plugins --json",
+    "list channels --json", "plugins --json",
 ]  # fmt: skip
 """Commands that end well as they stand (``score`` lacks its file)."""
 
@@ -389,7 +389,7 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
                 words[where : where + dice.randrange(2)] = [dice.choice(WORDS)]
         if words[0] in ("run", "verify"):
             words += ["--dry-run"] if words[0] == "run" else ["--help"]
-        if words[0] in ("theory", "slurm", "run", "data") and "quickstart" in words:
+        if words[0] in ("theory", "run", "data") and "quickstart" in words:
             words[words.index("quickstart")] = "small.toml"
         note("command lines", watched(run_line, words), words)
     return done, findings

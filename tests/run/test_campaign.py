@@ -69,12 +69,13 @@ def test_cost_grows_with_students_and_epochs(tmp_path, registry):
 def test_cost_is_what_the_model_says(tmp_path, registry, monkeypatch):
     """Products of a symmetric matrix take three quarters of what others take."""
     monkeypatch.setattr(cost, "HOST", cost._Speed(1e8))
+    monkeypatch.setattr(cost, "_trial", lambda *run: [])
     cells = cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 300})
     problem, _ = cells_of(tmp_path, registry, "gamp", text=ATTENTION)[0].rebuild()
     alpha = cells_of(tmp_path, registry, "gamp", text=ATTENTION)[0].alpha
     flops = problem.model.cost(problem.model.sample_count(alpha, 300), 300, 1).flops
     flops += problem.model.cost(1, 300, 1).denoiser
-    assert cost.estimate_cost(cells[:1], 1, trials=False).seconds == pytest.approx(cost.USUAL * flops / 1e8, rel=1e-3)
+    assert cost.estimate_cost(cells[:1], 1).seconds == pytest.approx(cost.USUAL * flops / 1e8, rel=1e-3)
 
 
 def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
@@ -332,16 +333,17 @@ def test_cells_of_a_device_are_priced_by_its_ceilings(tmp_path, registry, monkey
     place = Device("device", get_backend("numpy").xp)
     rates = {"float64": 1e14, "float32": 4e14, "bandwidth": 1e13}
     cells = cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400})
-    host = cost.estimate_cost(cells, 1, trials=False).seconds
+    monkeypatch.setattr(cost, "_trial", lambda *run: [])
+    host = cost.estimate_cost(cells, 1).seconds
     monkeypatch.setattr(cost, "get_backend", lambda name: place)
     monkeypatch.setattr(cost, "ceilings", lambda backend: rates)
-    device = cost.estimate_cost(cells, 1, trials=False).seconds
+    device = cost.estimate_cost(cells, 1).seconds
     assert device < 1e-2 * host
     rates["bandwidth"] = 1e6
-    reading = cost.estimate_cost(cells, 1, trials=False).seconds
+    reading = cost.estimate_cost(cells, 1).seconds
     assert reading > 20 * device
     rates["bandwidth"] = 5e5
-    assert cost.estimate_cost(cells, 1, trials=False).seconds == pytest.approx(2 * reading, rel=1e-2)
+    assert cost.estimate_cost(cells, 1).seconds == pytest.approx(2 * reading, rel=1e-2)
 
 
 def test_what_all_cells_share_is_written_once(tmp_path, registry):

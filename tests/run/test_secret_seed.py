@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from smimbench.problem.problem import SECRET, seed_sequence
-from smimbench.run.campaign import hide_seed, plan_campaign, publish_seed, run_cells
-from smimbench.run.cost import Shard
+from smimbench.run.campaign import Shard, hide_seed, plan_campaign, publish_seed, run_cells
 from smimbench.run.store import Store
 from smimbench.run.verification import rerun
 from smimbench.suite import SuiteError

@@ -1,6 +1,7 @@
 """Parts of a suite that know nothing of each other, and runs that share a folder: together they are the serial run."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -9,8 +10,7 @@ import time
 
 import pytest
 
-from smimbench.run.campaign import run_cells
-from smimbench.run.cost import Shard, array_shard, cells_of_shard, read_shard
+from smimbench.run.campaign import Shard, run_cells
 from smimbench.run.processes import STALE, Claims
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
@@ -21,27 +21,26 @@ TEXT = SUITE.replace("seeds     = 2", "seeds     = 4").replace("steps = 5", "ste
 SHARDS = 4
 
 
-def test_shards_are_disjoint_complete_and_of_about_the_same_cost(tmp_path):
-    text = ATTENTION.replace("[30]", "[30, 60, 90]") + '[[algorithms]]\nname = "adam"\nsteps = 15\n'
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_shards_are_disjoint_complete_and_each_has_all_algorithms(tmp_path, count):
+    text = ATTENTION.replace("[30]", "[30, 60, 90, 120]") + '[[algorithms]]\nname = "adam"\nsteps = 15\n'
     cells = load_suite(write_suite(tmp_path, text)).cells()
-    from smimbench.run.cost import prices
-
-    price = prices(cells)
-    parts = [cells_of_shard(cells, Shard(k, 4)) for k in range(1, 5)]
+    parts = [Shard(number, count).select(cells) for number in range(1, count + 1)]
     assert sorted(cell.key for part in parts for cell in part) == sorted(cell.key for cell in cells)
-    loads = [sum(price[cell.key] for cell in part) for part in parts]
-    assert max(loads) < 1.3 * min(loads)
-    assert cells_of_shard(cells, Shard(1, 1)) == cells
-    assert [c.key for c in cells_of_shard(cells[::-1], Shard(2, 4))] == [c.key for c in parts[1]][::-1]
+    assert max(map(len, parts)) <= min(map(len, parts)) + 1
+    algorithms = {cell.algorithm_label for cell in cells}
+    assert all({cell.algorithm_label for cell in part} == algorithms for part in parts)
+    assert [c.key for c in Shard(2, count).select(cells[::-1])] == [c.key for c in parts[1]][::-1]
+    assert Shard(1, 1).select(cells) == cells
 
 
-def test_the_shard_of_a_job_array():
-    assert array_shard({}) is None
-    found = array_shard({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "3",
-                         "SLURM_ARRAY_TASK_STEP": "2"})  # fmt: skip
-    assert found == Shard(3, 3)
-    assert array_shard({"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_TASK_COUNT": "8"}) == Shard(1, 8)
-    assert str(read_shard("3/8")) == "3/8"
+def test_a_job_array_of_somebody_runs_the_whole_suite(tmp_path, capsys, monkeypatch):
+    array = {"ID": "1", "COUNT": "2", "MIN": "1", "MAX": "2", "STEP": "1"}
+    for name, number in array.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", number)
+    run = ("run", write_suite(tmp_path), "--results", tmp_path / "r", "--json", "--no-figure", "--workers", "1")
+    code, out, _ = call(capsys, *run)
+    assert (code, json.loads(out)["status_counts"]) == (0, {"ok": 8})
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "1/" + "9" * 100, "١/٣"])
@@ -71,7 +70,7 @@ def test_shards_two_of_them_killed_are_the_serial_run(tmp_path):
     running = {number: shard(suite, tmp_path / "shards", number) for number in range(1, SHARDS + 1)}
     for number in (2, 3):
         limit = time.monotonic() + 60
-        keys = {cell.key for cell in cells_of_shard(cells, Shard(number, SHARDS))}
+        keys = {cell.key for cell in Shard(number, SHARDS).select(cells)}
         while not any((folder / f"{key}.json").exists() for key in keys) and time.monotonic() < limit:
             time.sleep(0.01)
         os.killpg(running[number].pid, signal.SIGKILL)
@@ -136,34 +135,3 @@ def test_a_budget_that_is_spent_has_an_exit_code_of_its_own(tmp_path, capsys):
     code, _, err = call(capsys, *words, "--only", "algorithm=adam", "--shard", "1/2")
     assert code == 75
     assert "the budget is spent" in err
-
-
-def test_a_name_cannot_add_a_line_to_a_batch_script(tmp_path, capsys):
-    suite = write_suite(tmp_path, TEXT, "x\ntouch written\n#SBATCH --uid=0")
-    code, out, err = call(capsys, "slurm", suite)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "would break the batch script" in err
-
-
-def test_a_batch_script_covers_all_cells_and_is_a_shell_script(tmp_path, capsys):
-    suite = write_suite(tmp_path, TEXT, "with blank")
-    code, out, err = call(capsys, "slurm", suite, "--minutes", "5", "--set", "grid.alpha=[0.5]", "--max-array", "3")
-    assert code == 0
-    (tasks,) = map(int, re.findall(r"^#SBATCH --array=1-(\d+)$", out, re.M))
-    assert 1 <= tasks <= 3
-    assert f'--shard "$SLURM_ARRAY_TASK_ID/{tasks}"' in out
-    assert out.count(" -P -m smimbench ") == 2  # nothing is imported from its folder
-    assert "--set 'grid.alpha=[0.5]'" in out
-    assert f"'{suite}'" in out
-    assert "--budget 180s" in out
-    assert subprocess.run(["bash", "-n"], input=out, text=True, check=False).returncode == 0
-    assert "8 cells" in err
-    # The script runs as a task would, and its second task takes what the first leaves.
-    ran = tmp_path / "ran"
-    ran.mkdir()
-    (ran / "job.sh").write_text(out)
-    for task in range(1, tasks + 1):
-        done = subprocess.run(["bash", "job.sh"], cwd=ran, env=environment(SLURM_ARRAY_TASK_ID=str(task)),
-                              capture_output=True, text=True, check=False)  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    assert len(Store(ran / "results" / "with blank").load()) == 8
