@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 
 from smimbench.files import JsonObject, printable
-from smimbench.report.style import STYLE, finish, floor_ticks, literal, log_ticks, new_figure, save_figure, svg_text
+from smimbench.report.style import (
+    finish,
+    floor_ticks,
+    literal,
+    log_ticks,
+    new_figure,
+    plain_matplotlib,
+    save_figure,
+    svg_text,
+)
 
 UPRIGHTS: Sequence[Any] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
 """Dashes of upright lines, in the order of their names in a figure."""
@@ -111,6 +120,7 @@ class Chart:
 # -- the drawing ----------------------------------------------------------------------------------------------------------
 
 
+@plain_matplotlib()
 def draw(chart: Chart, *, alone: bool = False, width: str | None = None, figure: Any = None) -> Any:
     """The figure in Matplotlib; ``alone``: without a layout, as part of a page; for the rest see ``new_figure``.
 
@@ -139,11 +149,10 @@ def save(
 
 def show(chart: Chart, width: str | None = None) -> Any:
     """Draw with pyplot, as notebooks and windows show it; the axes, an array of them if there are several."""
-    import matplotlib
     from matplotlib import pyplot
 
     figure = pyplot.figure(layout="constrained", dpi=150)  # before the style: a notebook changes settings here
-    with matplotlib.rc_context(STYLE):
+    with plain_matplotlib():
         draw(chart, width=width, figure=figure)
         figure.draw_without_rendering()  # ticks that are made later have another style
     axes = figure.axes[: len(chart.panels)]
@@ -167,7 +176,7 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     for series in panel.series:
         for at, name in zip(series.columns[panel.x], series.columns["algorithm"]) if series.kind == "upright" else ():
             if left < at < right:
-                axis.axvline(at, color="0.5", lw=0.9, ls=dashes[name], zorder=0, label=name)
+                axis.axvline(at, color="0.5", lw=0.9, ls=dashes[name], zorder=0, label=literal(name))
     if panel.hard and min(panel.hard[1], right) - max(panel.hard[0], left) > 0.01 * (
         right - left
     ):  # or it has a name only
@@ -193,8 +202,8 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     )
     # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
     axis.set_title(title, fontsize=8, y=1.0)
-    axis.set_xlabel(panel.xlabel)
-    axis.set_ylabel(panel.ylabel)
+    axis.set_xlabel(literal(panel.xlabel))
+    axis.set_ylabel(literal(panel.ylabel))
 
 
 def _draw_series(axis: Any, series: Series, panel: Panel, below: Counter[float]) -> None:

@@ -15,6 +15,9 @@ from smimbench.report.labels import grouped, letter_of
 from smimbench.report.style import MARKERS, line_name
 from smimbench.suite.cells import Suite
 
+VIRIDIS = (0.27, 0.0, 0.33), (0.25, 0.28, 0.53), (0.15, 0.49, 0.56), (0.17, 0.69, 0.49), (0.61, 0.85, 0.24)
+"""Red, green and blue of a map of colors from dark to light; between them, colors are interpolated."""
+
 
 def size_charts(suite: Suite, entries: Sequence[JsonObject]) -> list[Chart]:
     """One figure per problem, a panel for every metric, algorithm and component; color and marker stand for a sample ratio.
@@ -42,14 +45,13 @@ def size_charts(suite: Suite, entries: Sequence[JsonObject]) -> list[Chart]:
 
 
 def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel:
-    import matplotlib
-
     first, d = entries[0], letter_of(entries)
     series: list[Series] = []
     for entry in sorted(entries, key=lambda e: e["alpha"]):
         k = alphas.index(entry["alpha"])
         # Not the colors of algorithms: light stands for many samples, in grey, too.
-        shade = matplotlib.colormaps["viridis"](0.85 * k / max(1, len(alphas) - 1))
+        place = (len(VIRIDIS) - 1) * k / max(1, len(alphas) - 1)
+        shade = tuple(np.interp(place, range(len(VIRIDIS)), channel) for channel in zip(*VIRIDIS))
         about = {key: entry[key] for key in ("problem", "metric", "algorithm", "backend", "component", "alpha")}
         sizes, counts, means, errors = (
             [point[key] for point in entry["points"]] for key in ("dimension", "n", "moved", "error")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import importlib.util
 import io
 import itertools
 import math
+import os
+import sys
 import textwrap
+import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.files import JsonObject, printable, write_atomically
+from smimbench.files import JsonObject, printable, steady_folder, write_atomically
 from smimbench.report.text_files import csv_text
 from smimbench.suite.cells import Suite
 
@@ -37,9 +42,37 @@ STYLE: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "lines.linewidth": 1.3,
     "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5, "legend.frameon": False, "svg.hashsalt": "smimbench",
     "pdf.fonttype": 42, "svg.fonttype": "none",
-    # No layout but the one that a figure names, whatever the user has set.
-    "figure.autolayout": False, "figure.constrained_layout.use": False,
+    "text.parse_math": False,  # names come from users: a dollar is a dollar
 }  # fmt: skip
+
+
+@contextlib.contextmanager
+def plain_matplotlib() -> Iterator[None]:
+    """Context with Matplotlib's own defaults and our style, whatever the user's files and environment say.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is missing (extra ``plot``).
+    """
+    if "matplotlib" not in sys.modules and (spec := importlib.util.find_spec("matplotlib")) and spec.origin:
+        # Its import fails where it cannot read the name of a backend or a file, which it looks for in the working folder first;
+        # an import of a plugin that has failed leaves half of it behind.
+        for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+            del sys.modules[name]
+        backend = os.environ.pop("MPLBACKEND", None)
+        with steady_folder():
+            os.chdir(Path(spec.origin).with_name("mpl-data"))
+            import matplotlib
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    import matplotlib
+
+    # To set a backend, even the default one, would close figures of a notebook.
+    defaults = {key: setting for key, setting in matplotlib.rcParamsDefault.items() if key != "backend"}
+    with matplotlib.rc_context(defaults | STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the picture shows a box, and the SVG the letter
+        yield
 
 
 class Look(NamedTuple):
@@ -74,8 +107,9 @@ def end_marker(look: Look) -> JsonObject:
 
 
 def literal(text: str) -> str:
-    """Text from users as Matplotlib must show it: no mathematics between dollars, no characters that XML forbids."""
-    return printable(text).replace("\t", " ").replace("$", r"\$")
+    """Text from users as Matplotlib must show it: no characters that XML forbids, and no legend without it."""
+    shown = printable(text).replace("\t", " ")
+    return f"\N{ZERO WIDTH SPACE}{shown}" if shown.startswith("_") else shown
 
 
 def line_name(name: str, word: str, component: int | None) -> str:
@@ -91,7 +125,6 @@ def new_figure(
     title: str, panels: int, *, alone: bool = False, width: str | None = None, figure: Any = None
 ) -> tuple[Any, Any]:
     """Create a figure with this number of panels, or fill an empty one; ``width``: one of ``WIDTHS``."""
-    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -100,16 +133,16 @@ def new_figure(
     inches = WIDTHS[width] if width else ONE_COLUMN if panels == 1 else TWO_COLUMNS
     columns = 1 if inches == ONE_COLUMN else min(3, panels) if panels != 4 else 2
     rows = -(-panels // columns)
-    with matplotlib.rc_context(STYLE):
-        if figure is None:
-            figure = Figure(layout=None if alone else "constrained")
-            FigureCanvasAgg(figure)
-        figure.set_size_inches(inches, 0.4 + rows * min(2.7, 0.78 * inches / columns))
-        axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
-        for axis in axes[panels:]:
-            axis.set_visible(False)
-        if panels > 1:
-            figure.suptitle(textwrap.fill(literal(title), int(14 * inches)), fontsize=9)
+    if figure is None:
+        figure = Figure(layout=None if alone else "constrained")
+        FigureCanvasAgg(figure)
+    figure.set_facecolor("white")
+    figure.set_size_inches(inches, 0.4 + rows * min(2.7, 0.78 * inches / columns))
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes[panels:]:
+        axis.set_visible(False)
+    if panels > 1:
+        figure.suptitle(textwrap.fill(literal(title), int(14 * inches)), fontsize=9)
     return figure, axes[:panels]
 
 
@@ -189,8 +222,6 @@ def save_figure(
 
     The caption goes into the files (``Description`` of PNG and SVG, ``Subject`` of the PDF).
     """
-    import matplotlib
-
     paths = [folder / f"{name}.{kind}" for kind in kinds]
     caption = printable(caption)
     about = {
@@ -198,7 +229,7 @@ def save_figure(
         "svg": {"Date": None, "Description": caption},
         "pdf": {"CreationDate": None, "ModDate": None, "Subject": caption},
     }
-    with matplotlib.rc_context(STYLE):
+    with plain_matplotlib():
         # One layout for all three files: most of the time would go into finding the same one again.
         lay_out(figure)
         figure.set_layout_engine(None)
@@ -214,10 +245,8 @@ def save_figure(
 
 def svg_text(figure: Any) -> tuple[str, Callable[[Any], Any]]:
     """A figure as SVG without a background, cut to what is drawn, and the function from pixels to places in it."""
-    import matplotlib
-
     buffer = io.StringIO()
-    with matplotlib.rc_context(STYLE):
+    with plain_matplotlib():
         box = figure.get_tightbbox().padded(0.03)  # inches
         figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches=box, transparent=True)
     corner = np.array([box.x0, box.y1])

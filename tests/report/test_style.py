@@ -60,16 +60,3 @@ def test_a_figure_is_laid_out_once_for_all_its_files(tmp_path, monkeypatch):
     paths = save_figure(figure, tmp_path, "one", [{"x": 1}])
     assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".csv"]
     assert len(calls) == 1
-
-
-def test_the_layout_is_that_of_the_figure_whatever_the_user_has_set(tmp_path):
-    import matplotlib
-
-    files = []
-    for on in (False, True):
-        with matplotlib.rc_context({"figure.autolayout": on}):
-            figure, (axis,) = new_figure("title", 1)
-            axis.plot([0, 1], [0, 1], label="line")
-            finish(figure, [axis])
-            files.append(save_figure(figure, tmp_path, f"figure-{on}")[1].read_bytes())
-    assert files[0] == files[1]

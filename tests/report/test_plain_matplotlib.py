@@ -1,0 +1,91 @@
+"""Figures are drawn with Matplotlib's own defaults, whatever the user's files and environment say."""
+
+import os
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from smimbench.report.charts import Chart, Panel, Series, save
+
+matplotlib = pytest.importorskip("matplotlib")
+
+DRAW = """
+import contextlib
+from pathlib import Path
+with contextlib.suppress(Exception):  # as a plugin may, whose import then fails
+    if Path("early").exists():
+        import matplotlib
+from smimbench.report.charts import Chart, Panel, Series, save
+series = [Series("a_b, 50% of $x$ {", {"alpha": [1.0, 2.0], "value": [0.1, 0.2]}),
+          Series("_own", {"alpha": [1.0, 2.0], "value": [0.2, 0.1]})]
+save(Chart("figure", "title", [Panel("panel", "$x_1", "y_$", series, xlog=True)]), Path("drawn"))
+"""
+
+USERS_FILES = {
+    "of a backend that does not exist": b"backend: bogus\n",
+    "in Latin-1": "font.family: Caf\xe9\n".encode("latin-1"),
+    "with LaTeX": b"text.usetex: True\n",
+    "with a font that is missing": b"font.family: No Such Font\naxes.titleweight: bold\n",
+    "with another look": b"savefig.bbox: tight\naxes.facecolor: black\nfont.size: 30\nnonsense\n",
+}
+
+
+def drawn(folder, **environment):
+    """The files that a process of its own draws in this folder."""
+    given = os.environ | {"PATH": "", **environment}  # without PATH there is no LaTeX
+    done = subprocess.run([sys.executable, "-c", DRAW], cwd=folder, env=given, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return {path.name: path.read_bytes() for path in (folder / "drawn").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return drawn(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize("text", USERS_FILES.values(), ids=USERS_FILES)
+def test_the_users_settings_change_nothing(tmp_path, plain, text):
+    (tmp_path / "matplotlibrc").write_bytes(text)  # the working folder is the first place where Matplotlib looks
+    assert drawn(tmp_path) == plain
+
+
+def test_the_users_environment_changes_nothing(tmp_path, plain):
+    settings = tmp_path / "settings"
+    settings.write_bytes(b"\xff")
+    assert drawn(tmp_path, MPLBACKEND="bogus", MATPLOTLIBRC=str(settings)) == plain
+
+
+def test_a_plugin_that_fails_to_import_matplotlib_changes_nothing(tmp_path, plain):
+    (tmp_path / "early").touch()
+    assert drawn(tmp_path, MPLBACKEND="bogus") == plain
+
+
+def test_settings_of_a_process_that_has_matplotlib_change_nothing(tmp_path):
+    chart = Chart("figure", "", [Panel("title", "", "", [Series("a", {"alpha": [1.0, 2.0], "value": [0.1, 0.2]})])])
+    files = []
+    for changed in ({}, {"text.usetex": True, "font.family": "No Such Font", "figure.autolayout": True}):
+        with matplotlib.rc_context(changed):
+            files.append(save(chart, tmp_path, ("svg",))[0].read_bytes())
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("label", ["_own", "a_b", "50%", "$x$", r"\$x\$", "{", "$", "a\\b"])
+def test_a_label_is_drawn_as_it_is_written(tmp_path, label):
+    series = Series(label, {"alpha": [1.0, 2.0], "value": [0.1, 0.2]})
+    upright = Series("", {"alpha": [1.5], "algorithm": [f"threshold of {label}"]}, None, "upright")
+    chart = Chart("figure", label, [Panel(label, label, label, [series, upright])] * 2)
+    path, *_ = save(chart, tmp_path, ("svg",))
+    words = [
+        "".join(text.itertext()).strip("\u200b")
+        for text in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert words.count(label) == 1 + 2 * 3 + 1  # of the figure, of a panel and its axes, in the legend
+    assert words.count(f"threshold of {label}") == 1
+
+
+def test_a_letter_that_the_font_does_not_have_is_no_warning(recwarn, tmp_path):
+    series = [Series(f"{'字体'[i % 2]} {i}", {"alpha": [1.0, 2.0], "value": [0.1, 0.2]}) for i in range(4)]
+    save(Chart("figure", "", [Panel("", "", "", series)]), tmp_path)
+    assert not recwarn.list
