@@ -400,8 +400,8 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
     from smimbench.report.comparison import compare_rows, exceeds
     from smimbench.report.tables import comparison_tables
 
-    if fail_over is not None and math.isnan(fail_over):
-        raise click.UsageError("--fail-over: must be a number, got nan")
+    if fail_over is not None and not math.isfinite(fail_over):
+        raise click.UsageError(f"--fail-over: must be a finite number, got {fail_over}")
     old, new = map(_runs_in, (before, after))
     if len(old) == len(new) == 1:  # the only ones of two places, whatever they are of
         new = dict(zip(old, new.values()))

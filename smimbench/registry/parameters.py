@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from smimbench.files import JsonObject, plain_value, suggestion
@@ -73,9 +73,21 @@ def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str,
         raise ParameterError(key, message) from None
     values = {name: getattr(checked, name) for name in accepted if name in checked.model_fields_set}
     for key, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ParameterError(key, f"must be a finite number, got {value}")
+        for number in _numbers_in(value):
+            if not math.isfinite(number):
+                raise ParameterError(key, f"must be a finite number, got {number}")
     return cls(**values, **supplied)
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    """All floats of a parameter, which may be a list or a table."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _numbers_in(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _numbers_in(entry)
 
 
 @functools.cache
@@ -152,7 +164,8 @@ def explain_validation(error: Any) -> tuple[str, str]:
 
 
 _WORDS = {
-    "greater_than": "must be > {gt}",
+    "greater_than": "must be > {gt:g}",
+    "less_than_equal": "must be at most {le:.12g}",
     "greater_than_equal": "must be at least {ge}",
     "int_type": "must be an integer",
     "int_from_float": "must be an integer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ def sample_ratios(value: Any) -> list[float]:
 
 
 def _between(first: str, last: str, count: str) -> Any:
-    if not 2 <= int(count) <= 10_000:
+    if not (2 <= int(count) <= 10_000 and math.isfinite(float(first)) and math.isfinite(float(last))):
         raise ValueError
     # 0.3 as it is typed, not the number next to it.
     return np.array([float(f"{one:.14g}") for one in np.linspace(float(first), float(last), int(count))])

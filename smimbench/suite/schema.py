@@ -50,12 +50,9 @@ def as_axis(value: Any) -> Any:
     return _tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _positive_and_finite(value: float) -> float:
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"must be > 0 and finite, got {value}")
-    if value > LARGEST:
-        raise ValueError(f"must be at most {LARGEST:g}, got {value}")
-    return value
+def _unlimited(value: Any) -> Any:
+    """An infinite limit is no limit."""
+    return None if value == math.inf else value
 
 
 def distinct(values: Sequence[Any]) -> Sequence[Any]:
@@ -97,7 +94,7 @@ def _of_float32(tf32: bool, others: pydantic.ValidationInfo) -> bool:
 
 ListOf = Annotated[tuple[T, ...], BeforeValidator(_tuple)]
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
-SampleRatio = Annotated[float, AfterValidator(_positive_and_finite)]
+SampleRatio = Annotated[float, Field(gt=0, le=LARGEST)]
 Dimension = Annotated[int, Field(ge=2, le=10**8)]
 Replicates = Annotated[int, Field(ge=1)]
 Item = str | dict[str, Any]
@@ -106,7 +103,7 @@ Item = str | dict[str, Any]
 class Table(pydantic.BaseModel):
     """Base class of the tables of a suite; unknown keys and values of the wrong type are rejected."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True, allow_inf_nan=False)
 
 
 class SuiteTable(Table):
@@ -350,8 +347,8 @@ class RunOptions(Table):
     """An algorithm without a number of steps of its own stops when its undamped relative residual is below this."""
     max_iterations: Annotated[int, InKey()] = Field(default=300, ge=1)
     """Iterations after which it is not converged; an algorithm may start over or continue once."""
-    timeout: Annotated[float | None, InKey()] = Field(default=None, gt=0)
-    """Seconds per cell on the algorithm's clock; left out: no limit."""
+    timeout: Annotated[float | None, BeforeValidator(_unlimited), InKey()] = Field(default=None, gt=0)
+    """Seconds per cell on the algorithm's clock; left out or `inf`: no limit."""
     metrics: Annotated[ListOf[str], AfterValidator(distinct), InKey()] = Field(default=("mse", "overlap"), min_length=1)
     """Metrics that are reported. Those that cost extra are part of a cell's identity."""
     start: Annotated[str, InKey()] = "uninformed"

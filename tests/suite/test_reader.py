@@ -67,8 +67,8 @@ BAD = {
     # values out of range
     "alpha zero": (changed("[0.1, 0.3]", "[0.1, 0.0]"), "grid.alpha[1]", "must be > 0"),
     "alpha negative": (changed("[0.1, 0.3]", "-1.0"), "grid.alpha", "must be > 0"),
-    "alpha infinite": (changed("[0.1, 0.3]", "[inf]"), "grid.alpha[0]", "must be > 0 and finite"),
-    "alpha nan": (changed("[0.1, 0.3]", "[nan]"), "grid.alpha[0]", "must be > 0"),
+    "alpha infinite": (changed("[0.1, 0.3]", "[inf]"), "grid.alpha[0]", "must be a finite number"),
+    "alpha nan": (changed("[0.1, 0.3]", "[nan]"), "grid.alpha[0]", "must be a finite number"),
     "no metric": (ATTENTION + "[run]\nmetrics = []\n", "run.metrics", "must not be empty"),
     "no alpha": (changed("[0.1, 0.3]", "[]"), "grid.alpha", "must not be empty"),
     "dimension too small": (changed("[30]", "[1]"), "grid.dimension[0]", "at least 2"),
@@ -80,6 +80,18 @@ BAD = {
     "one token": (changed("tokens = 2", "tokens = 1"), "problem", "tokens"),
     "tolerance zero": (ATTENTION + "[run]\ntolerance = 0.0\n", "run.tolerance", "must be > 0"),
     "timeout negative": (ATTENTION + "[run]\ntimeout = -3.0\n", "run.timeout", "must be > 0"),
+    "timeout nan": (ATTENTION + "[run]\ntimeout = nan\n", "run.timeout", "must be a finite number, got nan"),
+    "tolerance infinite": (ATTENTION + "[run]\ntolerance = inf\n", "run.tolerance", "must be a finite number, got inf"),
+    "target too large to be read": (ATTENTION + "[run]\ntarget = 1e999\n", "run.target", "must be a finite number, got inf"),
+    "alpha of a reference infinite": (REFERENCE.replace("alpha = [1.0]", "alpha = [inf]"), "run.reference[0].alpha[0]",
+        "must be a finite number, got inf"),
+    "value of a reference nan": (REFERENCE.replace("value = [1.0]", "value = [nan]"), "run.reference[0].value[0]",
+        "must be a finite number, got nan"),
+    "tolerance of a reference infinite": (REFERENCE + "tolerance = inf\n", "run.reference[0].tolerance",
+        "must be a finite number, got inf"),
+    "nan in a list that is one parameter": (
+        changed(WISHART, f"{WISHART}\ninputs = {{ name = 'correlated-tokens', covariance = [[1, nan], [nan, 1]] }}"),
+        "problem.inputs.covariance", "must be a finite number, got nan"),
     "no iterations": (ATTENTION + "[run]\nmax_iterations = 0\n", "run.max_iterations", "at least 1"),
     "damping one": (changed(GAMP, GAMP + "\ndamping = 1.0"), "algorithms[0].damping", "[0, 1)"),
     # parts that do not belong together, or are not there
@@ -145,6 +157,14 @@ def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
     assert "Traceback" not in err
     assert len(err) < 400
     assert not (tmp_path / "results").exists()
+
+
+def test_an_infinite_timeout_is_no_limit(tmp_path):
+    cells = [
+        load_suite(write_suite(tmp_path, ATTENTION + text)).cells("numpy")[0] for text in ("", "[run]\ntimeout = inf\n")
+    ]
+    assert cells[0].run.timeout is cells[1].run.timeout is None
+    assert cells[0].key == cells[1].key
 
 
 def test_cells_are_the_product_with_replicates_outermost(tmp_path):
