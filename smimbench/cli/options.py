@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import io
 import json
 import os
 import re
@@ -56,9 +57,17 @@ def print_tables(console: Console, tables: Iterable[RenderableType]) -> None:
         console.print(table, "", crop=False, sep="\n")
 
 
+def print_data(text: str) -> None:
+    """Print what another program reads to standard output: as UTF-8, whatever the terminal's encoding is."""
+    stream = _OUT.get() or sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="utf-8", errors="replace")
+    click.echo(text, file=stream, nl=False)
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document to standard output."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False, default=str), file=_OUT.get())
+    print_data(json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
 
 
 @contextlib.contextmanager

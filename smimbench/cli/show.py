@@ -28,6 +28,7 @@ from smimbench.cli.options import (
     make_console,
     option,
     output_option,
+    print_data,
     print_json,
     print_tables,
     several,
@@ -174,7 +175,7 @@ def theory(
             f"{one['problem']['label']}: not solved: {one['unsolved']}" for one in document if "unsolved" in one
         )
         rows = Theory(suite, document, cache, wanted).rows
-        click.echo(csv_text(rows, list(dict.fromkeys(name for row in rows for name in row))), nl=False)
+        print_data(csv_text(rows, list(dict.fromkeys(name for row in rows for name in row))))
         if verify and not holds(document):
             request.remark(["--verify: theory and plain draws do not agree; without --csv, tables show where"])
         return code
@@ -295,7 +296,7 @@ def show(
         write_packed(pack, document, shared)
     rows, limits = document["rows"], document["extrapolated"]
     if as_csv or markdown:
-        click.echo((text_files.as_csv if as_csv else text_files.as_markdown)(rows, limits), nl=False)
+        print_data((text_files.as_csv if as_csv else text_files.as_markdown)(rows, limits))
         return OK
     if figures and results is None:
         raise click.UsageError("figures need the results and plugins themselves, not only their table")
@@ -303,7 +304,7 @@ def show(
     if latex:
         if not (tables := contender_tables(document["verdicts"], latex_table)):
             raise click.UsageError("--latex has no table: no problem here was run with two algorithms")
-        click.echo("\n\n".join(tables))
+        print_data("\n\n".join(tables) + "\n")
         return OK
     code = present_document(document, request, folder, full=full)
     if figures and results is not None:
