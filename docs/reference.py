@@ -37,14 +37,6 @@ SIZES: dict[str, list[str]] = {
     "smi-two-layers": ["grid.dimension=[200, 400]", "grid.seeds=[16, 20]"],
     "smi-skip": ["grid.dimension=[250, 500]", "grid.seeds=16"],
     "wrong-assumptions": ["problems.1.grid.seeds=5"],
-    "samplers": [
-        "grid.seeds=[8, 48]",
-        "problems.0.grid.dimension=[50, 100]",
-        "problems.1.grid.dimension=[50, 100]",
-        "problems.1.grid.seeds=[8, 60]",
-        "problems.2.grid.dimension=100",
-        "problems.2.grid.seeds=7",
-    ],
     "nuclear-norm": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "untied": ["grid.dimension=[50, 100]", "grid.seeds=8"],
     "gpu-scale": [

@@ -83,11 +83,10 @@ def smimbench_register_algorithms(register: Register) -> None:
     from smimbench_attention.algorithms.averaged import Averaged
     from smimbench_attention.algorithms.erm import Erm
     from smimbench_attention.algorithms.gamp import Gamp
-    from smimbench_attention.algorithms.hmc import Hmc
     from smimbench_attention.algorithms.nuclear import Nuclear
     from smimbench_attention.algorithms.ridge import Ridge
     from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
     from smimbench_attention.algorithms.spectral import Spectral
 
-    for algorithm in (Gamp, Spectral, Sgd, SignSgd, Muon, Adam, AdamW, Averaged, Ridge, Nuclear, Erm, Hmc):
+    for algorithm in (Gamp, Spectral, Sgd, SignSgd, Muon, Adam, AdamW, Averaged, Ridge, Nuclear, Erm):
         register(algorithm)

@@ -105,7 +105,6 @@ RUNS = [
     *(("ridge", {}, problem) for problem in (LINE, MATRIX)),
     ("nuclear", {"regularisation": 0.3}, MATRIX),
     ("erm", {"penalty": 0.1}, LINE),
-    *(("hmc", {"samples": 2, "leapfrog": 2, "steps": 40}, problem) for problem in (LINE, MATRIX)),
 ]
 
 

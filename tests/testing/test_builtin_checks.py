@@ -1,7 +1,5 @@
 """Everything that ships passes the checks that third parties are asked to pass."""
 
-from importlib.util import find_spec
-
 import pytest
 
 from smimbench.registry.registry import BUILT_IN, get_registry
@@ -70,11 +68,6 @@ ITEMS = [
     made("algorithm", "muon", **SHORT),
     made("algorithm", "averaged", of={"name": "adam", **SHORT}, students=2),
 ]
-NOT_INSTALLED = set()
-if find_spec("arviz_stats"):
-    ITEMS.append(made("algorithm", "hmc", samples=2, steps=40))
-else:
-    NOT_INSTALLED.add(("algorithm", "hmc"))
 
 
 @pytest.fixture(autouse=True)
@@ -91,12 +84,12 @@ def test_contract(check):
 def test_nothing_that_ships_is_left_out():
     checked = {(kind_of(item), item.name) for item in ITEMS}
     shipped = {(e.kind, e.name) for e in get_registry().entries() if e.distribution == BUILT_IN}
-    assert shipped - checked == NEEDS_A_FILE | NOT_INSTALLED
+    assert shipped - checked == NEEDS_A_FILE
 
 
 def test_every_item_can_be_checked_by_its_name_alone():
     for entry in get_registry().entries():
-        assert (entry.kind, entry.name) in NEEDS_A_FILE | NOT_INSTALLED or contexts(entry.name), entry.name
+        assert (entry.kind, entry.name) in NEEDS_A_FILE or contexts(entry.name), entry.name
 
 
 def test_the_checks_are_published():

@@ -1,26 +1,65 @@
 """Hamiltonian Monte Carlo: exact posteriors, ranks of the teacher among samples, the mean of K samples, mixing, oracles."""
 
-import importlib.util
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
+from smimbench_samplers.hmc import Hmc
+from smimbench_samplers.posterior import LogPosterior
 
 import smimbench
-from smimbench.backend.arrays import to_host
-from smimbench.backend.device import get_backend
+from smimbench.backend import get_backend, to_host
 from smimbench.interfaces import Capabilities, Channel, Conditions
-from smimbench.report.board import obstacle
-from smimbench.report.verdict import verdicts
-from smimbench.suite import SuiteError
-from smimbench.suite.reader import load_suite
+from smimbench.run.loop import run_algorithm
+from smimbench.suite.schema import RunOptions
+from smimbench.testing import parametrize_with_checks
 from smimbench.theory.predictions import solve
-from tests.helpers import LINE, attention, run_once, sequence, suite_text, write_suite
 
-pytest.importorskip("arviz_stats", reason="needs the extra samplers")
-from smimbench_attention.algorithms.hmc import Hmc
-from smimbench_attention.algorithms.hmc.posterior import LogPosterior
+SUITE = """
+[problem]
+label   = "line"
+model   = { name = "sequence-multi-index", tokens = 2 }
+channel = { name = "linear", noise = 0.2 }
+prior   = { name = "gaussian" }
+
+[grid]
+alpha     = [0.4]
+dimension = [12]
+seeds     = 4
+
+[[algorithms]]
+name    = "hmc"
+samples = 2
+steps   = 40
+"""
+
+
+def attention(channel="softmax", rho=0.5, **parameters):
+    """An attention-indexed problem of two tokens."""
+    model = {"name": "attention-indexed", "tokens": 2}
+    return smimbench.Problem(model, {"name": channel, **parameters}, {"name": "wishart", "rho": rho})
+
+
+def sequence(channel, tokens=2, **parameters):
+    """A sequence multi-index problem."""
+    return smimbench.Problem(
+        {"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian"
+    )
+
+
+def run_once(problem, instance, algorithm, start=None):
+    """One run through the engine's loop."""
+    backend = get_backend()
+    data = instance.data(backend, start)
+    return run_algorithm(
+        problem, instance, data, algorithm, lambda attempt: np.random.default_rng(attempt + 1), RunOptions(), backend
+    )
+
+
+@parametrize_with_checks([Hmc(samples=2, steps=40)])
+def test_contract(check):
+    check()
 
 
 def untied():
@@ -67,7 +106,8 @@ def sampled(problem, instance, algorithm, seed=0):
         untied(),
     ],
 )
-def test_gradient_is_that_of_the_density(problem, backend):
+def test_gradient_is_that_of_the_density(problem):
+    backend = get_backend()
     data = problem.instance(0.8, 6).data(backend)
     target = LogPosterior(problem, data)
     rng = np.random.default_rng(3)
@@ -225,7 +265,8 @@ def test_a_start_that_is_given_is_compared_with_the_prior():
 @pytest.mark.parametrize(
     "problem", [attention(rho=0.4), attention(rho=1.5), untied()], ids=["narrow", "wide", "queries and keys"]
 )
-def test_a_start_of_matrices_becomes_their_factor(problem, backend):
+def test_a_start_of_matrices_becomes_their_factor(problem):
+    backend = get_backend()
     instance = problem.instance(0.2, 10)
     target = LogPosterior(problem, instance.data(backend))
     like = backend.asarray(target.factor.draw(np.random.default_rng(0), problem.components, 10))
@@ -234,7 +275,7 @@ def test_a_start_of_matrices_becomes_their_factor(problem, backend):
     assert np.allclose(to_host(target.factor.compose(factor)), instance.signal, atol=1e-9)
 
 
-def test_what_cannot_be_sampled_is_refused_in_one_line(monkeypatch):
+def test_what_cannot_be_sampled_is_refused_in_one_line():
     plain = sequence("linear", noise=0.1)
     assert Hmc().refuses(plain) is None
     other = sequence("linear", noise=0.1)
@@ -250,8 +291,6 @@ def test_what_cannot_be_sampled_is_refused_in_one_line(monkeypatch):
     ]:
         assert words in Hmc().refuses(problem)
         assert "\n" not in Hmc().refuses(problem)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install smimbench[samplers]" in Hmc().refuses(plain)
 
 
 @pytest.mark.parametrize(
@@ -264,42 +303,12 @@ def test_wrong_parameters_are_named(parameters, key):
     assert error.value.key == key
 
 
-# -- oracles ---------------------------------------------------------------------------------------------------------------
-
-TWO = 'name = "hmc"\nsamples = 2\nsteps = 200\n'
-
-
-def test_an_oracle_is_no_contender(tmp_path):
-    text = suite_text(LINE, [0.5], 12, 4, 'name = "gamp"', TWO, f'{TWO}start = "informed"')
-    suite = load_suite(write_suite(tmp_path, text))
-    labels = {table["label"]: table["origin"] for table in suite.algorithms}
-    assert labels["hmc, from the teacher"] == "oracle"
-    assert labels["hmc"] != "oracle"
-    cells = {cell.algorithm_label: cell for cell in suite.cells()}
-    assert [cells[name].run.start for name in labels] == ["uninformed", "uninformed", "informed"]
-    assert len({cell.key for cell in suite.cells()}) == 12
-    results = smimbench.run(write_suite(tmp_path, text), results=tmp_path / "results", progress=False)
-    rows = [row for row in results if row["metric"] == "mse"]
-    oracle = next(row for row in rows if row["algorithm"] == "hmc, from the teacher")
-    assert oracle["settings"] == "oracle"
-    assert {one["algorithm"] for one in verdicts(rows)[0]["contenders"]} == {"gamp", "hmc"}
-    shared = {"by": "x", "versions": {"smimbench": "1"}}
-    assert "near the teacher" in obstacle(oracle, shared)
-
-
-def test_an_oracle_is_not_tuned_and_has_no_best_of(tmp_path):
-    tuned = f'{TWO}start = "informed"\n[algorithms.tune]\nleapfrog = [3, 5]'
-    with pytest.raises(SuiteError, match="an oracle is not ranked"):
-        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, tuned)))
-    several = suite_text(LINE, [0.5], 12, 1, f'{TWO}start = "informed"\nleapfrog = [3, 5]')
-    suite = load_suite(write_suite(tmp_path, several))
-    assert [table["family"] for table in suite.algorithms] == [None, None]
-    with pytest.raises(SuiteError, match="start"):
-        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, f'{TWO}start = "spectral"')))
+# -- in a suite ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_prediction_is_shown_for_runs_that_have_mixed_only(tmp_path):
-    path = write_suite(tmp_path, suite_text(LINE, [0.4], 12, 4, TWO.replace("200", "40")))
+    path = tmp_path / "small.toml"
+    path.write_text(SUITE)
     rows = smimbench.run(path, results=tmp_path / "results", progress=False)
     (row,) = (row for row in rows if row["metric"] == "mse")
     assert row["own_theory"] is None

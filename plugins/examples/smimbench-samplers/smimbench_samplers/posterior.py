@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
+from smimbench_attention.algorithms.gradient.loss import latent_gradient
 
 from smimbench.backend import matching, namespace
 from smimbench.derive import is_noisy
 from smimbench.interfaces import Array, Data
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gradient.loss import latent_gradient
 
 
 def why_none(problem: Problem) -> str | None:

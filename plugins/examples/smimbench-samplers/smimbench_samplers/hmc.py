@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from arviz_stats.base import array_stats
+from smimbench_attention.algorithms.averaged import aligned_signals
 
 from smimbench.backend import matching, namespace, read_together
 from smimbench.derive import OverlapRule
@@ -27,8 +27,7 @@ from smimbench.interfaces import (
 )
 from smimbench.problem import Problem
 from smimbench.theory import competing, limit_point, point_document, prior_moments
-from smimbench_attention.algorithms.averaged import aligned_signals
-from smimbench_attention.algorithms.hmc.posterior import LogPosterior, why_none
+from smimbench_samplers.posterior import LogPosterior, why_none
 
 FEWEST_CHAINS = 4
 """Chains that are run even where fewer samples are asked for: R-hat compares chains. Doubled, it sees smaller differences."""
@@ -128,8 +127,6 @@ class Hmc(Algorithm):
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why this posterior cannot be sampled, or None."""
-        if importlib.util.find_spec("arviz_stats") is None:
-            return "R-hat needs the package arviz-stats: pip install smimbench[samplers]"
         return why_none(problem)
 
     def plan(self, data: Data) -> Plan:
@@ -246,7 +243,7 @@ def _half_square(x: Array) -> Array:
 def _diagnosed(state: HmcState, name: str) -> Any:
     """R-hat or effective sample size of every number that is kept of the draws, by ``arviz_stats``; 1e6 and 0 where it stood."""
     draws = np.stack(read_together(*state.draws), axis=-1).astype(np.float64)  # (chains, numbers, draws)
-    diagnosed: Any = getattr(importlib.import_module("arviz_stats.base").array_stats, name)
+    diagnose: Any = getattr(array_stats, name)
     with np.errstate(all="ignore"):
-        found = diagnosed(np.moveaxis(draws, 1, 0), chain_axis=1, draw_axis=2)
-    return np.nan_to_num(found, nan=1e6 if name == "rhat" else 0.0, posinf=1e6)
+        diagnosed = diagnose(np.moveaxis(draws, 1, 0), chain_axis=1, draw_axis=2)
+    return np.nan_to_num(diagnosed, nan=1e6 if name == "rhat" else 0.0, posinf=1e6)

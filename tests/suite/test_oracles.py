@@ -1,0 +1,42 @@
+"""An algorithm that starts near the teacher is an oracle: it is shown, and neither ranked nor tuned."""
+
+import pytest
+
+import smimbench
+from smimbench.report.board import obstacle
+from smimbench.report.verdict import verdicts
+from smimbench.suite import SuiteError
+from smimbench.suite.reader import load_suite
+from tests.helpers import LINE, suite_text, write_suite
+
+GAMP = 'name = "gamp"'
+ADAM = 'name = "adam"\nsteps = 20\n'
+
+
+def test_an_oracle_is_no_contender(tmp_path):
+    text = suite_text(LINE, [0.5], 12, 4, GAMP, ADAM, f'{ADAM}start = "informed"')
+    suite = load_suite(write_suite(tmp_path, text))
+    labels = {table["label"]: table["origin"] for table in suite.algorithms}
+    assert labels["adam, from the teacher"] == "oracle"
+    assert labels["adam"] != "oracle"
+    cells = {cell.algorithm_label: cell for cell in suite.cells()}
+    assert [cells[name].run.start for name in labels] == ["uninformed", "uninformed", "informed"]
+    assert len({cell.key for cell in suite.cells()}) == 12
+    results = smimbench.run(write_suite(tmp_path, text), results=tmp_path / "results", progress=False)
+    rows = [row for row in results if row["metric"] == "mse"]
+    oracle = next(row for row in rows if row["algorithm"] == "adam, from the teacher")
+    assert oracle["settings"] == "oracle"
+    assert {one["algorithm"] for one in verdicts(rows)[0]["contenders"]} == {"gamp", "adam"}
+    shared = {"by": "x", "versions": {"smimbench": "1"}}
+    assert "near the teacher" in obstacle(oracle, shared)
+
+
+def test_an_oracle_is_not_tuned_and_has_no_best_of(tmp_path):
+    tuned = f'{ADAM}start = "informed"\n[algorithms.tune]\nlearning_rate = [0.1, 0.2]'
+    with pytest.raises(SuiteError, match="an oracle is not ranked"):
+        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, tuned)))
+    several = suite_text(LINE, [0.5], 12, 1, f'{ADAM}start = "informed"\nlearning_rate = [0.1, 0.2]')
+    suite = load_suite(write_suite(tmp_path, several))
+    assert [table["family"] for table in suite.algorithms] == [None, None]
+    with pytest.raises(SuiteError, match="start"):
+        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, f'{ADAM}start = "spectral"')))
