@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -128,6 +129,31 @@ def read_json(path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError("the file is incomplete or not JSON") from None
+
+
+def read_text(path: Path) -> str:
+    """Text of a file in UTF-8, with or without a byte order mark, whose lines end as on any system.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is in another encoding, which the message names as far as it shows.
+    """
+    data = path.read_bytes()
+    marks = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+    encoding = next((name for mark, name in marks.items() if data.startswith(mark)), None)
+    if encoding is None and b"\0" in data:
+        encoding = "UTF-16 without a byte order mark, or no text,"
+    if encoding is not None:
+        raise ValueError(f"the file is {encoding} and must be UTF-8; save it as UTF-8")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
+        raise ValueError(f"line {line} has the byte 0x{byte:02x}, which is not UTF-8; save the file as UTF-8") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_npz(file: IO[bytes], largest: int = 1 << 28, only: str | None = None) -> JsonObject:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json, print_tables
-from smimbench.files import canonical_json, error_line, write_atomically
+from smimbench.files import canonical_json, error_line, read_text, unless, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -122,8 +122,7 @@ def kept_document(request: Request, reason: str) -> tuple[JsonObject, Path] | No
     found = settings_under(path if path.is_dir() else request.results / path.stem)
     if len(found) != 1 or request.overrides or request.only:
         return None
-    # "replace": what is no text at all is another text than the one that was run.
-    if path.suffix == ".toml" and path.read_text(encoding="utf-8", errors="replace") != found[0].shared["text"]:
+    if path.suffix == ".toml" and unless(ValueError, read_text, path) != found[0].shared["text"]:
         return None
     try:
         document, _ = read_packed(found[0].folder / TABLE)

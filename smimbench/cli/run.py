@@ -109,7 +109,7 @@ def run(
     if (
         against is not None
         and against.partition("@")[0] not in labels
-        and not any(request.store(suite).folder.glob("scored/*.json"))
+        and not any(request.store(suite).folder.glob("scored/[!.]*.json"))
     ):
         raise click.BadParameter(
             f"no algorithm {against!r} here; choose from {', '.join(labels)}", param_hint="--against"

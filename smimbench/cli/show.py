@@ -228,7 +228,7 @@ def _solve_of_runs(request: Request, suite: Suite) -> None:
     from smimbench.run.store import theory_folder
 
     store = request.store(suite)
-    if not any(store.folder.glob("*.json")):  # nothing has been run
+    if not any(store.folder.glob("[!.]*.json")):  # nothing has been run
         return
     results = Results(suite, store, (), request.theory(theory_folder(store)))
     if results.pairs and results.rows:

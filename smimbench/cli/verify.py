@@ -72,7 +72,7 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     if (scores := files(scores_of(store))).checked or scores.wrong:
         found["scores"] = scores
     trials, stored_choices = files(tuning_store(store)), tuning_store(store).folder / "choices"
-    if trials.checked or trials.wrong or any(stored_choices.glob("*.json")):
+    if trials.checked or trials.wrong or any(stored_choices.glob("[!.]*.json")):
         found |= {"trials": trials, "choices": choices(suite, store)}
     paths = sorted({*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")})
     if (tables := verified_files(paths)).checked:

@@ -20,7 +20,7 @@ from typing import Any
 import pluggy
 
 from smimbench import hookspecs
-from smimbench.files import ForeseenError, error_line, suggestion
+from smimbench.files import ForeseenError, attempt, error_line, suggestion
 from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Inputs, Item, Metric, Model, Prior
 from smimbench.interfaces.checks import shown
 from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
@@ -148,7 +148,10 @@ class Registry:
             )
 
     def _load_installed(self) -> None:
-        points = [(point, *_distribution(point)) for point in importlib.metadata.entry_points(group=GROUP)]
+        listed, error = attempt(importlib.metadata.entry_points, group=GROUP)
+        if error is not None:  # of one package, which must not hide all others
+            listed = self._readable_entry_points()
+        points = [(point, *_name_and_version(point.dist)) for point in listed]
         found: dict[tuple[str, str], Plugin] = {}
         for point, distribution, version in sorted(points, key=lambda p: (p[1] != BUILT_IN, p[1], p[0].name)):
             wanted = distribution == BUILT_IN or (self.third_party and self._is_wanted(distribution))
@@ -156,9 +159,24 @@ class Registry:
                 plugin = found[distribution, point.value] = Plugin(point.name, distribution, version, point.value)
                 self._load(plugin, point.load)
 
+    def _readable_entry_points(self) -> list[importlib.metadata.EntryPoint]:
+        """Entry points of all packages whose list of them can be read; each of the others becomes a failed plugin."""
+        points: list[importlib.metadata.EntryPoint] = []
+        for package in importlib.metadata.distributions():
+            listed, error = attempt(getattr, package, "entry_points")
+            if error is None:
+                points += listed.select(group=GROUP)
+            elif self.third_party:
+                name, version = _name_and_version(package)
+                problem = (
+                    f"its entry_points.txt cannot be read: {error_line(error)}; install {name} again, or remove it"
+                )
+                self.plugins.append(Plugin(name, name, version, "entry_points.txt", problems=[problem], failed=True))
+        return points
+
     def _load_path(self, path: Path) -> None:
         package = path / "__init__.py"
-        files = [package] if package.exists() else sorted(path.glob("*.py")) if path.is_dir() else [path]
+        files = [package] if package.exists() else sorted(path.glob("[!.]*.py")) if path.is_dir() else [path]
         if not path.exists() or not files:
             problem = f"{path} is no file, and no folder with a *.py file"
             self.plugins.append(Plugin(path.name, path.name, "", str(path), problems=[problem], failed=True))
@@ -359,8 +377,11 @@ def _moved_module(error: BaseException) -> str | None:
     return None
 
 
-def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    return (point.dist.name, point.dist.version) if point.dist else ("unknown", "")
+def _name_and_version(package: importlib.metadata.Distribution | None) -> tuple[str, str]:
+    """Name and version of an installed package, by the name of its folder where its METADATA cannot be read."""
+    metadata, _ = attempt(getattr, package, "metadata")
+    name, version = (metadata["Name"], metadata["Version"]) if metadata else (None, None)
+    return name or getattr(getattr(package, "_path", None), "stem", "unknown"), version or ""
 
 
 def _import_file(file: Path, stem: str) -> Any:

@@ -123,7 +123,7 @@ def packed_under(path: Path) -> list[Path]:
     """The file itself, or all files of packed results in a folder, by name."""
     if not path.is_dir():
         return [path] if path.is_file() else []
-    return [one for one in sorted(path.glob("*.json")) if one.is_file() and _begins_as_packed(one)]
+    return [one for one in sorted(path.glob("[!.]*.json")) if one.is_file() and _begins_as_packed(one)]
 
 
 def _begins_as_packed(path: Path) -> bool:

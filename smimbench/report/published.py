@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.files import read_text
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.figures import Line, theory_lines, theory_series, varied
@@ -106,8 +107,8 @@ def published_points(part: Part, folder: Path, limits: Sequence[float], most: in
     if path is None:
         return None
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [[float(row[name]) for name in part.curve.columns] for row in csv.DictReader(file)]
+        lines = csv.DictReader(read_text(path).splitlines())
+        rows = [[float(row[name]) for name in part.curve.columns] for row in lines]
     except KeyError as error:
         raise SuiteError(str(path), "", f"has no column {error}") from None
     except (OSError, TypeError, ValueError, csv.Error) as error:

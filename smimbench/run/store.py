@@ -135,7 +135,7 @@ class Store:
         gc.disable()  # nothing here is a cycle, and to look for one among all records again and again takes half of the time
         try:
             for name in sorted(os.listdir(self.folder)):
-                if not name.endswith(".json") or name == "run.json":
+                if not name.endswith(".json") or name.startswith(".") or name == "run.json":
                     continue
                 path = self.folder / name
                 try:

@@ -244,7 +244,7 @@ class TheoryCache:
             key = canonical_json(problem.spec)
             points += sum(self._is_kept("point", key, float(alpha)) for alpha in alphas)
             found += self._is_kept("thresholds", key, None)
-            nodes += len(list(self.nodes_folder(key).glob("*.json"))) if self.folder is not None else 0
+            nodes += len(list(self.nodes_folder(key).glob("[!.]*.json"))) if self.folder is not None else 0
         return Kept(points, found, nodes)
 
     def set_aside(self, problems: Iterable[Problem]) -> None:
@@ -258,7 +258,7 @@ class TheoryCache:
 
     def _stored_problems(self) -> Iterator[tuple[Path, Any]]:
         """Files of answers, each with the problem that it names."""
-        for path in () if self.folder is None else self.folder.glob("*-*.json"):
+        for path in () if self.folder is None else self.folder.glob("[!.]*-*.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
                 found = read_json(path)["problem"]
                 yield path, found[0] if isinstance(found, list) else found  # an answer for an algorithm names it, too
@@ -300,7 +300,7 @@ class TheoryCache:
 
     def _keep_nodes(self, problem: Problem, folder: Path) -> None:
         evaluations, spec = Evaluations.of(problem), problem.spec
-        for path in folder.glob("*.json"):
+        for path in folder.glob("[!.]*.json"):
             answer = self._sound_answer("nodes", path, {"problem": spec, "node": path.stem}, problem.components)
             if answer is not None:
                 value, error = (np.array(answer[name], dtype=float) for name in ("value", "error"))

@@ -101,7 +101,7 @@ def stored_theory(suite: Suite, folder: Path, *, solve: bool = True) -> dict[str
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     stored: dict[str, list[_Stored]] = {}
     old = 0
-    for path in sorted([*folder.glob("*-*.json"), *folder.glob("nodes/*/*.json")]):
+    for path in sorted([*folder.glob("[!.]*-*.json"), *folder.glob("nodes/*/[!.]*.json")]):
         kind = "nodes" if path.parent != folder else path.name.partition("-")[0]
         try:
             document = read_answer(path)

@@ -14,7 +14,7 @@ from typing import Any
 import pydantic
 
 from smimbench.derive.prior import why_theory_only
-from smimbench.files import JsonObject, attempt, canonical_json, printable, suggestion
+from smimbench.files import JsonObject, attempt, canonical_json, printable, read_text, suggestion
 from smimbench.problem.assumed import assumed_problem
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained
 from smimbench.registry.metrics import find_metric
@@ -47,14 +47,14 @@ def shipped_suites() -> dict[str, Path]:
     here = Path(__file__).resolve().parent.parent
     for folder in (here / "suites", here.parent / "suites"):
         if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+            return {path.stem: path for path in sorted(folder.glob("[!.]*.toml"))}
     return {}
 
 
 def shipped_figures() -> dict[str, Path]:
     """Names and paths of the suites that reproduce a figure of a paper."""
     folder = next(iter(shipped_suites().values())).parent / "papers"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: path for path in sorted(folder.glob("[!.]*.toml"))}
 
 
 def find_suite(name: str) -> Path:
@@ -62,7 +62,7 @@ def find_suite(name: str) -> Path:
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
-            near = sorted(str(one) for one in path.parent.glob("*.toml"))
+            near = sorted(str(one) for one in path.parent.glob("[!.]*.toml"))
             raise SuiteError(name, "", f"no such file{f'; {suggestion(name, near, 8)}' if near else ''}")
         return path
     known = shipped_suites() | shipped_figures()
@@ -91,11 +91,7 @@ def load_suite(name: str | Path, overrides: Iterable[str] = (), only: Iterable[s
         In one line: file, key, what would be right.
     """
     path = find_suite(str(name))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SuiteError(str(path), "", f"cannot be read: {error}") from None
-    return parse_suite(path, text, overrides, only)
+    return parse_suite(path, _text_of(path), overrides, only)
 
 
 def parse_suite(
@@ -138,6 +134,13 @@ def parse_suite(
         raise SuiteError(file, "", f"not valid TOML: {printable(error, 200)}") from None
 
 
+def _text_of(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        raise SuiteError(str(path), "", f"cannot be read: {error}") from None
+
+
 def _document(file: str, text: str) -> JsonObject:
     """Parse the TOML text of a suite into tables and lists."""
     try:
@@ -161,8 +164,8 @@ def _with_base(path: Path, document: JsonObject, seen: tuple[Path, ...] = ()) ->
         raise SuiteError(file, "extends", f"must be the name or path of a suite, got {name!r}")
     try:
         base = find_suite(str(path.parent / name) if name.endswith(".toml") else name)
-        text = base.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, SuiteError) as error:
+        text = _text_of(base)
+    except (OSError, SuiteError) as error:
         raise SuiteError(file, "extends", printable(error, 300)) from None
     if base.resolve() in seen:
         raise SuiteError(file, "extends", f"{name!r} extends itself, directly or through other suites")
@@ -242,7 +245,7 @@ class _Reader:
     def _drop_ins(self) -> None:
         """Load ``./plugins/*.py`` of the working folder if the suite asks for it."""
         folder = Path("plugins")
-        if not any(folder.glob("*.py")):
+        if not any(folder.glob("[!.]*.py")):
             raise self.fail("suite.plugins", f"is true, but there is no ./plugins/*.py in {Path.cwd()}")
         get_registry().add(folder)
 

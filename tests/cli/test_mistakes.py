@@ -98,6 +98,26 @@ def test_finished_results_are_shown_without_their_plugin(tmp_path, capsys):
     assert call(capsys, "show", suite, "--results", tmp_path / "r")[0] == 2
 
 
+def test_hidden_files_beside_results_are_ignored(twice, tmp_path, capsys):
+    """A Mac leaves ``._NAME`` beside every file that it copies to another file system."""
+    folder = tmp_path / "copied"
+    shutil.copytree(twice, folder)
+    results = folder / "results" / "small"
+    (folder / "more.py").write_text(CHANNEL)
+    questions = [
+        ("show", results, "--json"),
+        ("verify", results, "--cells", "0", "--no-theory"),
+        ("compare", results, twice / "results" / "small"),
+        ("compare", folder / "results", twice / "results"),
+        ("plugins", "--plugins", folder),
+    ]
+    before = [call(capsys, *question) for question in questions]
+    for path in [*folder.rglob("*")]:
+        if path.is_file():
+            path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X")
+    assert [call(capsys, *question) for question in questions] == before
+
+
 @pytest.mark.slow
 def test_a_report_writes_nothing_but_its_file(twice, tmp_path, capsys):
     shutil.copytree(twice / "results", tmp_path / "results")

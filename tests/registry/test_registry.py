@@ -62,6 +62,26 @@ def test_without_installation_the_message_says_what_to_do(monkeypatch):
         Registry()
 
 
+@pytest.mark.parametrize("listed", [b"\xff\xfe[smimbench]\nx = x\n", b"[console_scripts]\nno equals sign\n"])
+def test_an_unreadable_list_of_entry_points_names_its_package_and_hides_no_other(site, listed):
+    install_package(site, "aa-broken", {"broken": CHANNEL})
+    install_package(site, "zz-sound", {"sound": CHANNEL})
+    (site / "aa_broken-1.0.dist-info" / "entry_points.txt").write_bytes(listed)
+    registry = Registry()
+    (problem,) = plugin_of(registry, "aa-broken").problems
+    assert problem.startswith("its entry_points.txt cannot be read: ")
+    assert plugin_of(registry, "sound").status == "loaded"
+    assert built_in_names(registry) == built_in_names(Registry(third_party=False))
+    assert not any(plugin.failed for plugin in Registry(third_party=False).plugins)
+
+
+def test_a_package_without_readable_metadata_has_the_name_of_its_folder(site):
+    install_package(site, "odd", {"odd_channels": CHANNEL})
+    (site / "odd-1.0.dist-info" / "METADATA").write_bytes(b"Name: \xff\n")
+    plugin = plugin_of(Registry(), "odd_channels")
+    assert (plugin.status, plugin.distribution) == ("loaded", "odd-1.0")
+
+
 def test_an_installed_package_is_found_and_named(site):
     install_package(site, "my-channels", {"my_channels": CHANNEL}, version="3.4")
     registry = Registry()

@@ -159,6 +159,40 @@ def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
     assert not (tmp_path / "results").exists()
 
 
+ENCODED = {
+    "UTF-16 by its mark": (SUITE.encode("utf-16"), "the file is UTF-16 and must be UTF-8; save it as UTF-8"),
+    "UTF-16 of big ends": ("\ufeff".encode("utf-16-be") + SUITE.encode("utf-16-be"), "the file is UTF-16 and"),
+    "UTF-32": (SUITE.encode("utf-32"), "the file is UTF-32 and must be UTF-8"),
+    "UTF-16 without a mark": (SUITE.encode("utf-16-le"), "UTF-16 without a byte order mark"),
+    "Latin-1": (f"# a\n# caf\u00e9\n{SUITE}".encode("latin-1"), "line 2 has the byte 0xe9, which is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_a_suite_in_another_encoding_is_refused_and_the_encoding_named(tmp_path, name):
+    data, words = ENCODED[name]
+    (tmp_path / "small.toml").write_bytes(data)
+    (tmp_path / "more.toml").write_text('extends = "small.toml"\n')
+    for file in ("small.toml", "more.toml"):
+        with pytest.raises(SuiteError) as refused:
+            load_suite(tmp_path / file)
+        assert f"{tmp_path / 'small.toml'}" in str(refused.value)
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("change", [
+    lambda text: b"\xef\xbb\xbf" + text.encode(),
+    lambda text: text.replace("\n", "\r").encode(),
+    lambda text: text.replace("\n", "\r\n").encode(),
+])  # fmt: skip
+def test_a_byte_order_mark_and_line_ends_of_other_systems_change_nothing(tmp_path, change):
+    plain = load_suite(write_suite(tmp_path))
+    (tmp_path / "small.toml").write_bytes(change(plain.text))
+    changed = load_suite(tmp_path / "small.toml")
+    assert changed.text == plain.text
+    assert [cell.key for cell in changed.cells("numpy")] == [cell.key for cell in plain.cells("numpy")]
+
+
 def test_an_infinite_timeout_is_no_limit(tmp_path):
     cells = [
         load_suite(write_suite(tmp_path, ATTENTION + text)).cells("numpy")[0] for text in ("", "[run]\ntimeout = inf\n")

@@ -131,6 +131,8 @@ def _text(path: str | None, digest: str) -> tuple[str, str]:
             raw = Path(path).read_bytes()
         except OSError as error:
             raise ParameterError("path", f"must be a text file: {error_line(error)}") from None
+        if b"\0" in raw:
+            raise ParameterError("path", f"must be a text in UTF-8 or Latin-1; {path} is UTF-16, or no text")
         try:
             text = raw.decode()
         except UnicodeDecodeError:

@@ -153,7 +153,8 @@ def _installed_cupy() -> list[str]:
     import re
     from importlib.metadata import distributions
 
-    names = {str(found.metadata["Name"]).lower() for found in distributions()}
+    metadata = (attempt(getattr, package, "metadata")[0] for package in distributions())
+    names = {str(found["Name"]).lower() for found in metadata if found}
     return sorted(name for name in names if re.fullmatch(r"cupy(-cuda\d+x|-rocm-[\d-]+)?", name))
 
 
