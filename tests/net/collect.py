@@ -9,9 +9,10 @@ Is a change bit-identical? Collect in two trees on one machine and compare; this
 Without ``--slow`` it takes about 30 s of one core and holds runs of every algorithm on both models, and of suites whose
 theory takes seconds that theory and the figure of ``results/reference``; with it, some minutes, those of every shipped suite.
 
-The tests compare with ``reference.json``, to rounding because processors differ. It is written by
-``python tests/net/collect.py --reference [--slow]`` when a number has to change, and the commit says why. What is collected is
-named by meaning, so that it survives renames: ``NAMES`` is the one place that knows what a column or key is called.
+The tests compare with ``reference/``, to rounding because processors differ: a file for each shipped suite, one for each suite
+that is run, and ``contract.json``. They are written by ``python tests/net/collect.py --reference [--slow]`` when a number has to
+change, and the commit says why. What is collected is named by meaning, so that it survives renames: ``NAMES`` is the one place
+that knows what a column or key is called.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
 HERE = Path(__file__).resolve().parent
-REFERENCE = HERE / "reference.json"
+REFERENCE = HERE / "reference"
 PACKED = HERE.parents[1] / "results" / "reference"
 
 QUICK = (
@@ -317,6 +318,37 @@ def _lines(value: Any, depth: int = 3) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+def read_reference() -> dict[str, Any]:
+    """What the files of ``reference/`` hold, as ``collect`` returns it."""
+    reference: dict[str, Any] = json.loads((REFERENCE / "contract.json").read_text())
+    reference |= {"cells": {}, "theory": {}, "figures": {}, "runs": {}}
+    for path in sorted((REFERENCE / "suites").glob("*.json")):
+        for kind, numbers in json.loads(path.read_text()).items():
+            reference[kind][path.stem] = numbers
+    for path in sorted((REFERENCE / "runs").glob("*.json")):
+        reference["runs"][path.stem] = json.loads(path.read_text())
+    return reference
+
+
+def write_reference(collected: dict[str, Any]) -> None:
+    """Write what was collected; a file that needs ``--slow`` keeps the numbers that were not collected."""
+    contract = {"checks": collected["checks"], "names": collected["names"]}
+    files: dict[Path, Any] = {REFERENCE / "contract.json": contract}
+    for name, keys in collected["cells"].items():
+        path = REFERENCE / "suites" / f"{name}.json"
+        numbers = json.loads(path.read_text()) if path.exists() else {}
+        numbers["cells"] = keys
+        for kind in ("theory", "figures"):
+            if name in collected[kind]:
+                numbers[kind] = collected[kind][name]
+        files[path] = numbers
+    for name, run in collected["runs"].items():
+        files[REFERENCE / "runs" / f"{name}.json"] = run
+    for path, document in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_lines(document) + "\n")
+
+
 def main(words: list[str]) -> int:
     """See the module's docstring."""
     if words[:1] == ["--compare"]:
@@ -328,11 +360,7 @@ def main(words: list[str]) -> int:
     if words[0] != "--reference":
         Path(words[0]).write_text(_lines(whole) + "\n")
         return 0
-    kept = json.loads(REFERENCE.read_text()) if REFERENCE.exists() else {}
-    new = condensed(whole)
-    for part in ("runs", "theory", "figures"):  # what is slow stays
-        new[part] = {**kept.get(part, {}), **new[part]}
-    REFERENCE.write_text(_lines(new) + "\n")
+    write_reference(condensed(whole))
     return 0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.net import collect
 
-REFERENCE = json.loads(collect.REFERENCE.read_text())
+REFERENCE = collect.read_reference()
 ROUNDING = 1e-7
 """Relative; processors add up matrix products in different orders, and iterations carry that on."""
 
