@@ -183,6 +183,7 @@ def _run_checks(
         document: JsonObject = {
             "kind": context.kind,
             "name": context.item.name,
+            "distribution": context.distribution,
             "version": context.item.version,
             "models": list(context.model_names) if context.kind != "model" else [],
             "parameters": parameters_of(context.kind, context.item),
@@ -192,7 +193,8 @@ def _run_checks(
         if console is not None:
             inner = ", ".join(f"{k} = {v}" for k, v in document["parameters"].items())
             models = f" for {', '.join(document['models'])}" if document["models"] else ""
-            console.print(f"{context.kind} {context.item.name}({inner}){models}", style="bold")
+            package = f" of {context.distribution}" if context.distribution != "smimbench" else ""
+            console.print(f"{context.kind} {context.item.name}({inner}){package}{models}", style="bold")
             on_outcome = partial(_print_outcome, console, request.quiet)
         outcomes = testing.check(context, only=only or None, on_outcome=on_outcome)
         document |= {status: sum(o.status == status for o in outcomes) for status in STYLES}

@@ -215,7 +215,7 @@ class Request:
             self.remark(suite.remarks)
             return suite
         finally:
-            complain_of(plugins[known:])  # of ./plugins, if the suite asks for it
+            complain_of(plugins[known:], quiet=self.quiet)  # of ./plugins, if the suite asks for it
 
     def _suite_of_options(self) -> Suite:
         """The suite that options describe; a mistake names the option, since there is no file."""
@@ -306,7 +306,7 @@ def command(
             with only_json() if given.get("as_json") else contextlib.nullcontext():
                 with contextlib.redirect_stdout(sys.stderr), steady_folder():
                     loaded = _load_plugins(plugins, no_plugins, trace_plugins)
-                complain_of(loaded)
+                complain_of(loaded, quiet=given["quiet"])
                 if of_a_suite:  # first, so that --set can reach into what was added
                     given["overrides"] = (*(f"algorithms+={one}" for one in given.pop("add")), *given["overrides"])
                 common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
@@ -335,8 +335,9 @@ def _load_plugins(paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool)
     return registry.plugins
 
 
-def complain_of(plugins: Iterable[Plugin]) -> None:
-    """Print which plugins could not be loaded, and why."""
-    for plugin in plugins:
-        if plugin.failed:
-            complain(f"plugin {plugin.name} ({plugin.origin}) was not loaded: {'; '.join(plugin.problems)}")
+def complain_of(plugins: Iterable[Plugin], *, quiet: bool) -> None:
+    """Print which plugins could not be loaded and, unless the user disabled remarks, which of two items a name means."""
+    from smimbench.registry.registry import complaints_of
+
+    for line in complaints_of(plugin for plugin in plugins if plugin.failed or not quiet):
+        complain(line)

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -241,9 +242,13 @@ class Registry:
                 continue
             if other.distribution == entry.distribution:
                 raise RegistryError(f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}")
-            claim = f"packages {other.distribution!r} and {entry.distribution!r}"
-            hint = f"write {entry.distribution}:{entry.name} to use this one"
-            plugin.problems.append(f"{kind} {entry.name!r} is claimed by {claim}; {hint}")
+            packages = [other.distribution, entry.distribution]
+            names = " or ".join(f"'{package}:{entry.name}'" for package in packages)
+            if BUILT_IN in packages:
+                names = f"{entry.name!r} means the one of {BUILT_IN}, '{entry.distribution}:{entry.name}' this one"
+            clash = f"{kind} {entry.name!r} exists in {' and in '.join(packages)}: {names}"
+            if clash not in plugin.problems:  # as for an item of two models
+                plugin.problems.append(clash)
         plugin.entries.append(entry)
         self._entries.append(entry)
 
@@ -319,7 +324,21 @@ def get_registry() -> Registry:
     global _current
     if _current is None:
         _current = make_registry()
+        for line in complaints_of(_current.plugins):
+            warnings.warn(line, stacklevel=2)
     return _current
+
+
+def complaints_of(plugins: Iterable[Plugin]) -> list[str]:
+    """One line for each plugin that could not be loaded, and for each name that exists twice."""
+    lines = []
+    for plugin in plugins:
+        where = f"plugin {plugin.name} ({plugin.origin})"
+        if plugin.failed:
+            lines.append(f"{where} was not loaded: {'; '.join(plugin.problems)}")
+        else:
+            lines += [f"{where}: {problem}" for problem in plugin.problems]
+    return lines
 
 
 def make_registry(

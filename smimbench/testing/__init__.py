@@ -203,7 +203,7 @@ def contexts(item: Any, *, seed: int = 0, parameters: JsonObject | None = None) 
         return [item]
     if isinstance(item, str):
         named = _named(item, parameters)
-        return [CheckContext(e.kind, instantiate(e.item, e.kind, parameters), seed) for e in named]
+        return [CheckContext(e.kind, instantiate(e.item, e.kind, parameters), seed, e.distribution) for e in named]
     if isinstance(item, types.FunctionType):
         item = algorithm_class(item)
     kind = kind_of(item)

@@ -30,11 +30,18 @@ TOKENS = (2, 1, 3, 4)
 
 @dataclass(frozen=True, eq=False)
 class CheckContext:
-    """An item (an instance) under test, its kind, what it is combined with, and the seed of all random numbers."""
+    """An item (an instance) under test, its kind, what it is combined with, and the seed of all random numbers.
+
+    Attributes
+    ----------
+    distribution : str
+        The package that registered the item; empty for one that was handed over.
+    """
 
     kind: str
     item: Any
     seed: int = 0
+    distribution: str = ""
     broken: list[str] = field(default_factory=list)
     """Required checks that failed."""
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from smimbench.registry.registry import set_registry
+from smimbench.registry.registry import get_registry, set_registry
 from tests.helpers import CHANNEL, SUITE, call, environment, write_suite
 
 SMALL = ("--workers", "1", "--no-figure")
@@ -96,6 +96,39 @@ def test_finished_results_are_shown_without_their_plugin(tmp_path, capsys):
     assert "twice" not in call(capsys, "show", tmp_path / "r" / "small", "--csv")[2].partition(";")[2]
     suite.write_text(text.replace("seeds     = 2", "seeds     = 3"))  # another suite now: its results are not those
     assert call(capsys, "show", suite, "--results", tmp_path / "r")[0] == 2
+
+
+CLASH = "channel 'linear' exists in smimbench and in mine: 'linear' means the one of smimbench, 'mine:linear' this one"
+
+
+@pytest.mark.parametrize("command", [
+    ("list", "channels"), ("info", "linear"), ("check", "linear", "--only", "declaration"), ("plugins",),
+    ("run", "small.toml", "--dry-run"), ("show", "small.toml"), ("theory", "small.toml", "--no-thresholds"), ("doctor",),
+    ("theory", "--model", "sequence-multi-index", "--channel", "linear", "--prior", "gaussian", "--alpha", "1", "--noise", "-1"),
+])  # fmt: skip
+def test_every_command_says_which_of_two_items_a_name_means(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    (tmp_path / "mine.py").write_text(CHANNEL.replace('"twice"', '"linear"'))
+    assert f"smimbench: plugin mine (mine.py): {CLASH}\n" in call(capsys, *command, "--plugins", "mine.py")[2]
+    assert "exists in" not in call(capsys, *command, "--plugins", "mine.py", "--quiet")[2]
+
+
+def test_a_check_says_of_which_package_each_item_is(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(CHANNEL.replace('"twice"', '"linear"'))
+    command = ("check", "linear", "--only", "declaration", "--plugins", tmp_path / "mine.py")
+    heads = [line for line in call(capsys, *command)[1].splitlines() if line.startswith("channel linear")]
+    assert [" of mine" in head for head in heads] == [False, False, True]
+    documents = json.loads(call(capsys, *command, "--json")[1])
+    assert [document["distribution"] for document in documents] == ["smimbench", "smimbench", "mine"]
+
+
+def test_python_warns_of_plugins_as_the_command_line_does(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(CHANNEL.replace('"twice"', '"linear"'))
+    monkeypatch.setenv("SMIMBENCH_PLUGINS", str(tmp_path / "mine.py"))
+    set_registry(None)
+    with pytest.warns(UserWarning, match="channel 'linear' exists in smimbench and in mine"):
+        get_registry()
 
 
 def test_hidden_files_beside_results_are_ignored(twice, tmp_path, capsys):
