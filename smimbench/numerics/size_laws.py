@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smimbench.interfaces import Host
+from smimbench.numerics.statistics import ROUNDING
 
 SECOND = 100.0
 """How large, relative to the value, the coefficient of 1/D^2 may be (three standard deviations): those of GAMP are mostly below
@@ -174,15 +175,17 @@ def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float
     known = (n > 1) & np.isfinite(s)
     free = np.where(known, n - 1, 0.0)
     own = np.where(known, s, np.nan) / np.sqrt(n)
-    if not known.any() or (s[known] <= 0).any():
+    if not known.any() or (s[known] <= ROUNDING * s[known].max()).any():
         return own, float(free.sum())
     powers = np.stack([np.ones_like(D), np.log(D / D.min())], axis=1)
     found, covariance = _variance_law(powers[known], s[known] ** 2, free[known])
     errors, logs = np.exp(powers @ found / 2) / np.sqrt(n), powers @ covariance @ powers.T
     ratio = (own[known] / errors[known]) ** 2
     bartlett = float(np.sum(free[known] * (ratio - 1 - np.log(ratio)) / (1 + 1 / (3 * free[known]))))
-    # probability of more scatter about a power law of the standard deviation, below which every size keeps its own
-    if chdtrc(int(known.sum()) - 1, bartlett) < 1e-3:
+    others = int(known.sum()) - 1
+    # probability of more scatter about a power law of the standard deviation, below which every size keeps its own;
+    # a single size tests no law
+    if others and chdtrc(others, bartlett) < 1e-3:
         errors, logs = own, np.diag(2 / np.maximum(free, 1))
     used = np.isfinite(errors)
     # Shares of the sizes in the variance of the limit of the law 1/D.

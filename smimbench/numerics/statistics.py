@@ -17,6 +17,9 @@ standard error that has missed them too; doubled, that error is good to 10% in p
 DETECTED = 5.28
 """Standard errors that a deviation must have for nine tests in ten to find it beyond four: 4 + 1.28. Doubled, all do."""
 
+ROUNDING = 1e-12
+"""Relative scatter below which numbers are equal, and what is left is rounding. Doubled: the same."""
+
 
 def effective_sample_size(samples: Array) -> Any:
     r"""Effective number of samples ``(\sum |x|)^2 / \sum x^2`` along the first axis; 0 if all of them are 0."""

@@ -12,7 +12,7 @@ import numpy as np
 from smimbench.backend.roofline import fraction
 from smimbench.files import JsonObject
 from smimbench.interfaces import Host
-from smimbench.numerics.statistics import quantile
+from smimbench.numerics.statistics import ROUNDING, quantile
 from smimbench.run.loop import READINGS
 
 Record = JsonObject
@@ -67,7 +67,7 @@ def against_theory(values: Host, expected: float | None, error: float | None) ->
     z = None
     if difference is not None and sem is not None:
         scale = math.hypot(sem, error or 0.0)
-        z = difference / scale if scale > 0 and expected != 0 else None
+        z = difference / scale if scale > ROUNDING * abs(mean) and expected != 0 else None
     return {**found, "theory": expected, "theory_error": error, "difference": difference, "z": z}
 
 

@@ -128,6 +128,25 @@ def test_errors_that_are_no_power_of_the_size_stay_their_own():
     assert pooled_errors(D, [math.nan] * 4, [1] * 4)[1] == 0
 
 
+def test_a_single_known_size_gives_errors_at_all_others_whatever_its_last_bit():
+    """One size makes any power law: there is no scatter about it to test."""
+    for seed in range(40):
+        s, counts = np.full(4, math.nan), [1, 1, 1, 1]
+        known = seed % 4
+        s[known], counts[known] = np.random.default_rng(seed).lognormal(sigma=3), 2 + seed
+        errors, dof = pooled_errors(D, s, counts)
+        np.testing.assert_allclose(errors, s[known] * (D / D[known]) ** -0.75 / np.sqrt(counts))
+        assert dof > 0
+
+
+def test_scatter_that_is_rounding_is_no_scatter():
+    errors, dof = pooled_errors(D, [0.1, 0.05, 1e-17, 0.02], [5] * 4)
+    none, same = pooled_errors(D, [0.1, 0.05, 0.0, 0.02], [5] * 4)
+    np.testing.assert_allclose(errors, none, atol=1e-16)
+    assert dof == pytest.approx(same)
+    assert pooled_errors(D, [0.0] * 4, [5] * 4)[1] == 16
+
+
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="three or more different sizes"):
         extrapolate([50, 100], [1, 1], [1, 1])

@@ -156,6 +156,12 @@ def test_a_standard_error_is_that_of_the_mean_and_z_joins_both_errors():
     assert against_theory(np.array([]), 2.5, 0.3)["mean"] is None
 
 
+def test_runs_that_differ_by_rounding_have_no_z():
+    for values in ([1.0, 1.0, 1.0], [1.0, 1.0 + 2e-16, 1.0], [0.1 + 0.2, 0.3]):
+        assert against_theory(np.array(values), 1.1, 0.0)["z"] is None
+    assert against_theory(np.array([1.0, 1.0 + 2e-16]), 1.1, 0.01)["z"] == pytest.approx(-10)
+
+
 def test_a_ratio_is_blank_where_theory_is_zero():
     assert ratio_to_bayes(np.array([0.2, 0.4]), 0.1, 1e-3) == pytest.approx(3.0)
     assert ratio_to_bayes(np.array([0.2]), 0.0, 1e-3) is None
