@@ -29,7 +29,7 @@ class Shrunk(Gamp):
 
 
 class Peek:
-    """Draws the teacher again by hand: the root seed of a public suite is public, and only a secret one stops that."""
+    """Draws the teacher again from the seed of the suite, so that its error is below what is possible."""
 
     name, version, reference, capabilities = "peek", 1, "none", Capabilities()
 

@@ -187,8 +187,7 @@ def _print_outcome(document: JsonObject, request: Request, folder: Path) -> None
                 break
             console.print(line, style="yellow", markup=False, soft_wrap=True)
     console.print(status_line(document["status_counts"], document["missing"]))
-    if folder.suffix != ".secret":  # nothing is shown of a run whose seed is still hidden
-        console.print(f"tables:  {request.typed('show')} (--figures: all figures)", soft_wrap=True, markup=False)
+    console.print(f"tables:  {request.typed('show')} (--figures: all figures)", soft_wrap=True, markup=False)
     console.print(f"results: {folder}", soft_wrap=True)
 
 

@@ -6,7 +6,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +68,6 @@ CELL_MEMORY = option("End a cell from outside that takes more (500MB, 4GB).", "-
         "--budget",
         type=DURATION,
     ),
-    flag(
-        "For public rankings: the seed is drawn at random, and no algorithm and no record has it until all is run.",
-        "--secret-seed",
-    ),
     flag("Count cells, time and memory by past runs and short trials; run nothing.", "--dry-run"),
     flag("Draw no figure.", "--no-figure"),
     AGAINST,
@@ -84,7 +80,6 @@ def run(
     cell_memory: float | None,
     budget: float | None,
     shard: str | None,
-    secret_seed: bool,
     dry_run: bool,
     no_figure: bool,
     against: str | None,
@@ -97,12 +92,12 @@ def run(
     """
     from smimbench.cli.progress import run_watched
     from smimbench.report.results import Results
-    from smimbench.run.campaign import hide_seed, plan_campaign, publish_seed
+    from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import theory_folder
 
     if how["dask"] and how["timing"]:
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
-    suite = asked = request.suite()
+    suite = request.suite()
     labels = [table["label"] for table in suite.algorithms]
     families = Counter(table["family"] for table in suite.algorithms if table["family"])
     labels += [f"{family}, best of {count}" for family, count in families.items()]
@@ -114,11 +109,7 @@ def run(
         raise click.BadParameter(
             f"no algorithm {against!r} here; choose from {', '.join(labels)}", param_hint="--against"
         )
-    store = home = request.store(suite)
-    if secret_seed and not dry_run:
-        if any(text.partition("=")[0].strip() == "grid.seed" for text in suite.overrides):
-            raise click.UsageError("--secret-seed draws the seed; leave out --set grid.seed")
-        suite, store = hide_seed(suite, store)
+    store = request.store(suite)
     backends = backends or ("numpy",)
     limits = _limits(cell_time, cell_memory, budget)
     how |= {"isolated": True, "limits": limits}
@@ -131,14 +122,8 @@ def run(
     left = campaign.left() if budget is not None else 0
     if left:
         request.remark([f"the budget is spent: {left} cells are left; run the same command again to go on"])
-    code = _shard_result(campaign, part, request) if part is not None else OK
-    published = publish_seed(asked, suite, home, backends, timing=how["timing"]) if suite.secret is not None else None
-    if published is not None:
-        suite, store = published, home
-        request = replace(request, overrides=(*request.overrides, f"grid.seed={suite.seed}"))
-        request.remark([f"the seed was {suite.seed}; to rerun: {request.typed('run')}"])
     if part is not None:
-        return code
+        return _shard_result(campaign, part, request)
     cache = request.theory(theory_folder(store), limits.end)
     results = Results(suite, store, backends, cache)
     if "theory" in how["retry"]:

@@ -42,9 +42,8 @@ CODE = ("version", "source")
 DEFAULT_INPUTS = "gaussian"
 """Inputs of a problem that names none; left out of its specification."""
 
-SECRET = 2**62
-"""Roots from here on are those of secret seeds: each stream has a hash of its own in place of the root, so that a stream, or the
-data that came from it, tells nothing of the others."""
+HASHED = 2**62
+"""Roots from here on, those of tuning among them, are replaced by a hash of root and branch: stored trials were drawn so."""
 
 
 class ProblemError(ForeseenError, ValueError):
@@ -379,6 +378,6 @@ def seed_sequence(
     key = (*words(problem), *words(repr(float(alpha))), dimension, replicate, STREAMS.index(stream))
     for name in extra:
         key += words(name)
-    if seed >= SECRET:
+    if seed >= HASHED:
         seed = int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest(), "big")
     return np.random.SeedSequence(seed, spawn_key=key)

@@ -10,7 +10,6 @@ from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import without
 from smimbench.report.labels import grouped
 from smimbench.report.stored_table import with_summaries
-from smimbench.run.campaign import read_seed
 from smimbench.run.record import digest_of, plain
 from smimbench.run.tuning import read_choice, searches
 from smimbench.run.verification import Verification, differences
@@ -71,13 +70,11 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
     Raises
     ------
     SuiteError
-        If the suite is not finished, its seed is secret, its cells are of several versions, or no row can be run again.
+        If the suite is not finished, its cells are of several versions, or no row can be run again.
     """
     suite, document = results.suite, results.document()
     if document["missing"]:
         raise SuiteError(suite.file, "", f"{document['missing']} cells have not been run")
-    if read_seed(results.store) is not None:
-        raise SuiteError(suite.file, "grid.seed", "is still secret; finish the run, which tells it")
     made = {canonical_json(record["versions"]) for _, record in results.pairs}
     if made != {canonical_json(shared["versions"])}:
         raise SuiteError(

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import os
-import secrets
-import shutil
-import tempfile
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +15,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import JsonObject, canonical_json, remove_leftovers
-from smimbench.problem.problem import CODE, SECRET, ProblemError
+from smimbench.problem.problem import CODE, ProblemError
 from smimbench.registry.registry import KINDS, get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
@@ -33,10 +26,7 @@ from smimbench.run.store import Store, asked, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryError
 from smimbench.run.theory_guard import GuardedTheory, is_third_party
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import Cell, Suite, key_of
-
-SEED = "seed"
-"""File with the seed of a run whose seed is secret."""
+from smimbench.suite.cells import Cell, Suite
 
 
 class Shard(NamedTuple):
@@ -126,59 +116,6 @@ class Campaign:
             raise complaints[0]
 
 
-def hide_seed(suite: Suite, store: Store) -> tuple[Suite, Store]:
-    """The suite with a seed that the system has drawn, and the store of that run until all of it is there.
-
-    The seed is in a file of that store that only its owner reads, so that a run can go on after it was killed; records, and the
-    workers that run code of others, have a stand-in.
-    """
-    folder = store.folder.with_name(f"{store.folder.name}.secret")
-    file = folder / SEED
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder) as own:  # its owner alone may read it
-            own.write(str(SECRET + secrets.randbelow(SECRET)))
-            own.flush()
-            os.fsync(own.fileno())
-            with contextlib.suppress(FileExistsError):  # another part of this run was faster
-                os.link(own.name, file)
-    seed = read_seed(Store(folder))
-    stand_in = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:7], "big")
-    return suite.with_seed(stand_in, seed), Store(folder)
-
-
-def read_seed(store: Store) -> int | None:
-    """The secret seed of a run that is not complete; None of another run."""
-    file = store.folder / SEED
-    return int(file.read_text()) if file.is_file() else None
-
-
-def publish_seed(suite: Suite, hidden: Suite, store: Store, backends: Sequence[str], *, timing: bool) -> Suite | None:
-    """Once nothing of a hidden run is missing: its records with their seed, in the store of the suite, and the suite with it.
-
-    Returns
-    -------
-    Suite or None
-        None as long as something is missing.
-    """
-    own = Store(store.folder.with_name(f"{store.folder.name}.secret"))
-    records, seed = own.load(), hidden.secret
-    if seed is None or missing_cells([c for b in backends for c in hidden.cells(b)], records, timing=timing):
-        return None
-    for record in records.values():
-        cell = {**record["cell"], "seed": seed}
-        store.write({**record, "cell": cell, "key": key_of(cell), "trajectory": own.trajectory(record)})
-    store.sync()
-    published = suite.with_seed(seed)
-    shared = {**shared_document(published), "secret_seed": seed}
-    Store(settings_folder(published, store)).write_shared(shared)
-    with contextlib.suppress(FileNotFoundError):  # another part of this run has published it
-        done = own.folder.with_name(f"{own.folder.name}.{uuid.uuid4().hex[:8]}")
-        os.replace(own.folder, done)  # in one piece: records never lie there without their seed
-        shutil.rmtree(done)
-    return published
-
-
 def plan_campaign(
     suite: Suite,
     store: Store,
@@ -218,8 +155,6 @@ def plan_campaign(
     BackendError
         If a backend is not there.
     """
-    if suite.secret is None and read_seed(store) is not None and not dry_run:
-        raise SuiteError(suite.file, "--secret-seed", f"is needed to go on: smimbench run {suite.name} --secret-seed")
     # With Dask the device is that of the workers.
     places = [get_backend(one, suite.run.dtype) for one in backends if not (dask and one in DEVICES)]
     own = cells is None

@@ -9,7 +9,6 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -22,11 +21,11 @@ from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInput
 from smimbench.files import JsonObject, canonical_json, error_line, error_place, printable
 from smimbench.interfaces import Start
 from smimbench.problem.instance import Instance
+from smimbench.problem.problem import Problem, seed_sequence
 from smimbench.registry.adapters import refusal
 from smimbench.registry.metrics import metrics_of_accounts
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
-from smimbench.run.examiner import Examiner, forget_instance
 from smimbench.run.loop import FreshSamples, Status, metered, planned, run_algorithm, running
 from smimbench.run.record import LONGEST, check_types, new_record, plain
 from smimbench.suite.cells import Cell
@@ -36,9 +35,14 @@ MOST_TRIES = 6
 """Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""
 
 
-def run_cell(
-    cell: Cell, *, timing: bool = False, threads: int = 1, run: Callable[[Cell, bool], JsonObject] | None = None
-) -> JsonObject:
+INFORMED_OVERLAP = 0.9
+"""Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
+
+_LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}
+"""The instance that was drawn last, with its checksum: the algorithms of a suite share it."""
+
+
+def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObject:
     """Run one cell and report whatever happens: a record always comes back.
 
     Parameters
@@ -47,8 +51,6 @@ def run_cell(
         Whether the times may be trusted (serial, fixed threads, a warm-up of the same shape before the clock starts).
     threads : int
         BLAS threads.
-    run : callable or None
-        ``run(cell, timing)``: what a record says of the run; None: ``run_here``.
     """
     started, tries, lost = time.time(), 0, 0.0
     machine.reset_peak_memory()
@@ -57,7 +59,7 @@ def run_cell(
         try:
             with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads), cautious(0.5**tries):
                 warnings.simplefilter("always")
-                found = (run or run_here)(cell, timing)
+                found = _run(cell, timing)
             if tries and "placement" in found:
                 found["placement"]["tries"] = tries + 1
                 said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
@@ -73,7 +75,7 @@ def run_cell(
             trace = printable("".join(traceback.format_exception(error)), LONGEST)
             failure = {"reason": error_line(error), "where": error_place(error), "traceback": trace}
             again = tries < MOST_TRIES and not isinstance(error, BackendError) and _backend(cell).ran_out(error)
-        forget_instance()  # whoever raised may have written into it
+        _LATEST.clear()  # whoever raised may have written into it
         if not again:
             return _record(cell, {"status": Status.FAILED.value, **failure}, threads, started, timing=timing)
         gc.collect()
@@ -126,27 +128,26 @@ def _different(lines: list[str]) -> list[str]:
     return found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
 
 
-def run_here(cell: Cell, timing: bool, examiner: Callable[..., Examiner] = Examiner) -> JsonObject:
+def _run(cell: Cell, timing: bool) -> JsonObject:
     """Result of a run as stored in its record, or that the algorithm refuses the cell."""
     problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = _backend(cell)
-    source = examiner(cell, problem, backend)
-    instance, checksum = source.instance()
+    instance, checksum = _instance(cell, problem, backend)
     computed = cell.run.start not in STARTS
     if timing and computed:
-        _start(source, instance)
+        _start(cell, instance, backend)
     stop = backend.stopwatch()
     with running(0.0) if computed else contextlib.nullcontext():
-        start = _start(source, instance)
+        start = _start(cell, instance, backend)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
     head_start = stop().seconds if computed else 0.0
     backend.release()
     data = metered(instance.data(backend, start))
 
     def make_rng(attempt: int) -> np.random.Generator:
-        return source.stream(canonical_json(cell.algorithm), str(attempt))
+        return _stream(cell, problem, canonical_json(cell.algorithm), str(attempt))
 
     if timing:
         teacher = problem.prior.sample(make_rng(0), problem.components, instance.dimension)
@@ -208,12 +209,33 @@ def _placement(inputs: Any) -> str:
     return "streamed" if away else "resident"
 
 
-def _start(source: Examiner, instance: Instance) -> Start | None:
+def _instance(cell: Cell, problem: Problem, backend: Backend) -> tuple[Instance, tuple[float, ...]]:
+    """The instance of a cell and its checksum."""
+    device = backend if cell.run.draw == "device" and backend.accelerated else None
+    point = (cell.alpha, cell.dimension, cell.replicate)
+    name = canonical_json([cell.problem, *point, cell.seed, cell.run.dtype, cell.backend if device else "host"])
+    if name not in _LATEST:
+        _LATEST.clear()  # two large ones would not fit side by side
+        instance = problem.instance(*point, seed=cell.seed, dtype=cell.run.dtype, device=device)
+        _LATEST[name] = instance, instance.checksum()
+    return _LATEST[name]
+
+
+def _stream(cell: Cell, problem: Problem, *name: str, bits: str = "PCG64DXSM") -> np.random.Generator:
+    """Random numbers of an algorithm or a start."""
+    branch = problem.seed_name, cell.alpha, cell.dimension, cell.replicate, "initialisation"
+    return np.random.Generator(getattr(np.random, bits)(seed_sequence(cell.seed, *branch, *name)))
+
+
+def _start(cell: Cell, instance: Instance, backend: Backend) -> Start | None:
     """Initial estimate: none (the algorithm's own), a noisy teacher, or the result of another algorithm."""
-    name, problem = source.cell.run.start, source.problem
-    if name in STARTS:
-        return source.informed(instance) if name == "informed" else None
-    entry = get_registry().get("algorithm", name, problem.model.name)
-    data, rng = metered(instance.data(source.backend)), source.stream("start", bits="PCG64")
-    found: Start = build(entry.item, "algorithm", {}).start(problem, data, rng)
-    return found
+    problem: Problem = instance.problem
+    rng = _stream(cell, problem, "start", bits="PCG64")
+    if cell.run.start == "informed":
+        # In units of the noise, information q / (1 - q) gives a Gaussian prior the overlap q.
+        return problem.start(instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend)
+    if cell.run.start in STARTS:
+        return None
+    entry = get_registry().get("algorithm", cell.run.start, problem.model.name)
+    start: Start = build(entry.item, "algorithm", {}).start(problem, metered(instance.data(backend)), rng)
+    return start

@@ -71,8 +71,6 @@ class Task:
 
     Attributes
     ----------
-    kind : str
-        ``"cell"`` or ``"theory"``, see ``smimbench.run.worker``.
     arguments : tuple
         What can be pickled.
     distributions : frozenset of str
@@ -80,7 +78,7 @@ class Task:
     accept : callable
         Called with the answer; raises ValueError if it is none.
     on_event : callable
-        Called with what the process reports on the way; what it returns, unless None, is the answer.
+        Called with what the process reports on the way.
     chances : int
         Processes that it may lose before it is given up.
     timeout : float or None
@@ -89,7 +87,6 @@ class Task:
         Seconds without any message.
     """
 
-    kind: str
     arguments: tuple[Any, ...]
     distributions: frozenset[str]
     accept: Callable[[Any], None] = lambda answer: None
@@ -130,8 +127,7 @@ class Executor:
     registry : Registry
         Anything with its ``paths`` and ``foreign_path``.
     setup : dict
-        What else the processes are told when they start. With the ``heartbeat`` file of this process they work in its place:
-        they beat there, and print where it prints.
+        ``timing`` of cells, or the ``folder`` of theory that the processes solve (see ``smimbench.run.worker``).
     """
 
     def __init__(self, most: int, threads: int, registry: Any, **setup: Any) -> None:
@@ -192,7 +188,7 @@ class Executor:
     def _begin(self, waiting: deque[Task], may_begin: Callable[[Task], bool | None]) -> None:
         """Assign tasks to processes while there are both."""
         for _ in range(len(waiting)):
-            if (worker := self.start(waiting[0].distributions)) is None:
+            if (worker := self._idle_worker(waiting[0].distributions)) is None:
                 return
             task = waiting.popleft()
             decided = may_begin(task)
@@ -201,7 +197,7 @@ class Executor:
             elif decided is None:
                 waiting.append(task)
 
-    def start(self, distributions: frozenset[str]) -> _Worker | None:
+    def _idle_worker(self, distributions: frozenset[str]) -> _Worker | None:
         """An idle process with these distributions, started if need be; None if the maximum number of processes is busy."""
         free = [worker for worker in self.workers if worker.is_idle]
         if len(self.workers) - len(free) >= self._most:
@@ -238,14 +234,10 @@ class _Worker:
         self._ready = False
         self._begun = self._heard = time.monotonic()
         self._died: float | None = None
-        self._stands_in = "heartbeat" in setup
-        if not self._stands_in:
-            with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
-                file.write(STILL)
-            setup = {**setup, "heartbeat": file.name}
-        self._pulse = Path(setup["heartbeat"])
-        # Closed in end(). One that stands in prints where its parent prints.
-        self._output: IO[bytes] = os.fdopen(os.dup(2), "a+b") if self._stands_in else tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
+            file.write(STILL)
+        self._pulse = Path(file.name)
+        self._output: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         path = [entry for entry in sys.path if entry not in registry.foreign_path]
         environment = dict.fromkeys(names, str(setup["threads"])) | dict(os.environ)
@@ -259,7 +251,7 @@ class _Worker:
             start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
         )
         plugins = {"paths": registry.paths, "third_party": bool(distributions), "only": sorted(distributions)}
-        self._send(json.dumps({**setup, **plugins}).encode())
+        self._send(json.dumps({**setup, **plugins, "heartbeat": file.name}).encode())
         listen(self.process.stdout, lambda message: events.put((self, message)))
 
     def _send(self, message: bytes) -> None:
@@ -286,11 +278,10 @@ class _Worker:
         """Give the process a task."""
         self.task = task
         self._begun = self._heard = time.monotonic()
-        if not self._stands_in:  # its output goes on in that of the process that started it
-            self._output.truncate(0)
+        self._output.truncate(0)
         with open(self._pulse, "r+b") as file:
             file.write(STILL)
-        self._send(pickle.dumps((task.kind, *task.arguments)))
+        self._send(pickle.dumps(task.arguments))
 
     def receive(self, message: bytes) -> Ended | None:
         """Handle one message of the process; returns how its task ended, if the message says so."""
@@ -303,8 +294,7 @@ class _Worker:
             if self.task is None or not isinstance(event, dict):
                 raise ValueError("nothing was asked")
             if not event.keys() & {"answer", "error"}:
-                if (reply := self.task.on_event(event)) is not None:
-                    self._send(pickle.dumps(reply))
+                self.task.on_event(event)
                 return None
             if "answer" in event:
                 self.task.accept(event["answer"])
@@ -383,8 +373,7 @@ class _Worker:
         self.process.wait()
         for stream in (self.process.stdin, self._output):
             unless(OSError, stream.close)  # type: ignore[union-attr]
-        if not self._stands_in:
-            self._pulse.unlink(missing_ok=True)
+        self._pulse.unlink(missing_ok=True)
 
 
 HEAD = struct.Struct(">Q")

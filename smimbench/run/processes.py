@@ -10,16 +10,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from smimbench.files import JsonObject, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
-from smimbench.run.examiner import TeacherServer
 from smimbench.run.executor import NO_LIMITS, Ended, Executor, Limits, OnLook, Task, Underway
 from smimbench.run.record import check_types
 from smimbench.suite.cells import Cell
@@ -70,33 +67,7 @@ def in_processes(
 def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
     """The task of running a cell in a worker process."""
     accept = partial(check_record_of, cell)
-    return Task("cell", (cell,), distributions, accept, chances=2, timeout=cell.run.timeout)
-
-
-class Students:
-    """The process that runs algorithms of third parties for this one, which knows their teachers.
-
-    Parameters
-    ----------
-    setup : dict
-        What this process was told when it started.
-    """
-
-    def __init__(self, setup: JsonObject) -> None:
-        plugins = SimpleNamespace(paths=setup["paths"], foreign_path=())
-        self._threads = setup["threads"]
-        how = {name: setup[name] for name in ("timing", "heartbeat")}
-        self._executor = Executor(1, self._threads, plugins, student=True, **how)
-        self._distributions = frozenset(setup["only"])
-        self._executor.start(self._distributions)
-
-    def run(self, cell: Cell, timing: bool) -> JsonObject:
-        """Fields of the record of a run; ``timing`` is measured by this process."""
-        server = TeacherServer(cell)
-        task = cell_task(replace(cell, seed=0, replicate=0, secret=None), self._distributions)
-        task.on_event, task.timeout = server.reply, None  # the time limit of both is kept from outside
-        (ended,) = self._executor.run([task])
-        return server.record_of_run(record_of(ended, self._threads))
+    return Task((cell,), distributions, accept, chances=2, timeout=cell.run.timeout)
 
 
 def check_record_of(cell: Cell, record: Any) -> None:

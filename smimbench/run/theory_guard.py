@@ -99,7 +99,7 @@ class GuardedTheory(TheoryCache):
         assumed = assumed_entries(more[0], problem.model.name) if what == "own" else {}
         distributions |= {entry.distribution for entry in assumed.values()} - {BUILT_IN}
         question = what, problem.spec, self.predicts, *more
-        task = Task("theory", question, distributions, on_event=self._hear, patience=PATIENCE)
+        task = Task(question, distributions, on_event=self._hear, patience=PATIENCE)
         for ended in self._executor.run([task], Limits(end=self.deadline)):
             if ended.event is None:
                 self._given_up[name] = ProblemError("theory", _why(ended))
@@ -183,7 +183,7 @@ def solve_in_processes(
             tasks = {}
             for i, (what, *more) in stage:
                 arguments = what, wanted[i][0].spec, cache.predicts, *more
-                tasks[Task("theory", arguments, frozenset(), on_event=partial(hear, i))] = i
+                tasks[Task(arguments, frozenset(), on_event=partial(hear, i))] = i
             for ended in executor.run(tasks, on_look=look):
                 _answer_of(ended)
                 on_progress(tasks[ended.task], progress(tasks[ended.task]))

@@ -16,7 +16,6 @@ from smimbench.backend import machine
 from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.problem.problem import Problem
-from smimbench.run.campaign import read_seed
 from smimbench.run.processes import in_processes
 from smimbench.run.record import check_answer, document_text, plain, read_answer, sealed, text_of
 from smimbench.run.store import Store
@@ -221,11 +220,9 @@ def _points_in(answer: Any) -> Iterator[JsonObject]:
 
 def rerun(cells: Sequence[Cell], store: Store, *, count: int, seed: int) -> Verification:
     """Run so many of the stored cells again, drawn at random, and compare all that does not come from a clock."""
-    found, records, secret = Verification(), store.load(), read_seed(store)
+    found, records = Verification(), store.load()
     ends = ("ok", "not-converged", "diverged", "skipped")  # those that no clock and no memory decides
-    known = [
-        replace(cell, secret=secret) for cell in cells if cell.key in records and records[cell.key]["status"] in ends
-    ]
+    known = [cell for cell in cells if cell.key in records and records[cell.key]["status"] in ends]
     by_threads: dict[int, list[Cell]] = {}
     for i in np.random.default_rng(seed).permutation(len(known))[:count]:
         threads = int(records[known[i].key]["timing"].get("threads") or 1)

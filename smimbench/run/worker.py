@@ -1,9 +1,6 @@
 """A worker process: receives tasks on one pipe and sends answers on another, whatever a plugin does.
 
 What is printed goes to a file that the parent keeps. The process ends with its parent, also if that was killed.
-
-A cell with items of third parties takes two processes. The first draws the instance and measures estimates (``Students``); it
-starts the second, which runs the algorithm on data as arrays and random streams without their seeds, and asks for the rest.
 """
 
 from __future__ import annotations
@@ -30,12 +27,6 @@ def main() -> None:
     inbox, target = _begin()
     setup: JsonObject = json.loads(inbox.get())
 
-    run = None
-    if setup["third_party"] and "timing" in setup and "student" not in setup:
-        from smimbench.run.processes import Students  # first, so that both load the plugins at the same time
-
-        run = Students(setup).run
-
     from smimbench.files import error_line, plain_value
     from smimbench.registry.registry import Registry, set_registry
     from smimbench.run.loop import beat_to
@@ -50,35 +41,20 @@ def main() -> None:
             os._exit(0)
         send(target, message)
 
-    def ask(call: str, **arguments: Any) -> Any:
-        """Ask the parent a question and return its answer."""
-        tell(call=call, **arguments)
-        found, error = pickle.loads(inbox.get())
-        if error:
-            name, _, message = error.partition(": ")
-            raise type(name, (Exception,), {})(message)
-        return found
+    work: Callable[..., Any]
+    if "folder" in setup:
+        from smimbench.run.theory_cache import Solver
 
-    def cell(one: Any) -> JsonObject:
-        from smimbench.run.cell import run_cell, run_here
-        from smimbench.run.examiner import RemoteExaminer, draws_no_instance
+        work = Solver(setup["folder"], tell).answer
+    else:
+        from smimbench.run.cell import run_cell
 
-        how: Any = run
-        if "student" in setup:
-            draws_no_instance()
-            how = partial(run_here, examiner=partial(RemoteExaminer, ask))
-        return run_cell(one, timing=setup["timing"], threads=setup["threads"], run=how)
-
+        work = partial(run_cell, timing=setup["timing"], threads=setup["threads"])
     tell(ready=True)
-    work: dict[str, Callable[..., Any]] = {"cell": cell}
     while True:
-        kind, *arguments = pickle.loads(inbox.get())
-        if kind == "theory" and kind not in work:
-            from smimbench.run.theory_cache import Solver
-
-            work[kind] = Solver(setup["folder"], tell).answer
+        arguments = pickle.loads(inbox.get())
         try:
-            answer = work[kind](*arguments)
+            answer = work(*arguments)
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None and not stream.closed:  # a plugin may have done either
                     stream.flush()

@@ -52,7 +52,6 @@ class Cell:
 
     Everything in it is plain data, so that a worker process can rebuild it from names and parameters. ``family`` names the
     settings of an algorithm of which this is one, ``tuning`` says how the setting was found, ``origin`` the same in a few words.
-    ``secret`` is the root of its random numbers where ``seed`` only stands for one that nobody is to know yet.
     """
 
     problem: dict[str, JsonObject]
@@ -68,7 +67,6 @@ class Cell:
     family: str | None = field(compare=False, default=None)
     tuning: JsonObject | None = None
     origin: str = field(compare=False, default="default")
-    secret: int | None = field(compare=False, repr=False, default=None)
 
     def identity(self) -> JsonObject:
         """All settings that can change the cell's result; the key is a hash of them."""
@@ -85,11 +83,6 @@ class Cell:
     def described(self) -> JsonObject:
         """The algorithm, the same for all problems: a tuned one as it is written, with its search in place of the result."""
         return self.algorithm if self.tuning is None else {**self.tuning["of"], "tune": self.tuning["tune"]}
-
-    @property
-    def root(self) -> int:
-        """Root seed of the cell's random numbers."""
-        return self.seed if self.secret is None else self.secret
 
     @cached_property
     def key(self) -> str:
@@ -167,16 +160,11 @@ class Suite:
     left_out: tuple[str, ...] = ()
     figure: FigureTable | None = None
     choices: Mapping[tuple[str, str], JsonObject] = field(default_factory=dict)
-    secret: int | None = None
 
     def __repr__(self) -> str:
         problems = ", ".join(plan.label for plan in self.chosen_plans)
         algorithms = ", ".join(table["label"] for table in self.algorithms) or "theory only"
         return f"Suite({self.name!r}; {problems}; {algorithms})"
-
-    def with_seed(self, seed: int, secret: int | None = None) -> Suite:
-        """As with ``--set grid.seed=...``; ``secret`` is the seed that this one stands for."""
-        return replace(self, seed=seed, secret=secret, overrides=(*self.overrides, f"grid.seed={seed}"))
 
     def with_choices(self, shared: JsonObject) -> Suite:
         """With the settings that were chosen for a run, from its ``run.json``."""
@@ -257,7 +245,6 @@ class Suite:
                 problem_label=plan.label,
                 algorithm_label=table["label"],
                 family=table["family"],
-                secret=self.secret,
             )
             for replicate in replicates
             for plan, alphas, dimension, seeds in points

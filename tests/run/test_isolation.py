@@ -10,11 +10,13 @@ import pytest
 
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run.campaign import run_cells
+from smimbench.run.cell import run_cell
 from smimbench.run.executor import NO_LIMITS, Limits
 from smimbench.run.store import Store
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.suite.reader import load_suite
 from tests.helpers import LINE, call, sequence, suite_text, write_suite
+from tests.run.test_campaign import numbers
 
 TEMPLATE = '''
 import atexit, builtins, ctypes, faulthandler, gc, json, locale, logging, os, pathlib, pickle, random, signal, subprocess
@@ -153,6 +155,26 @@ def test_forty_hostile_plugins_leave_their_siblings_alone(tmp_path):
         set_registry(None)
     assert len(mixed) == len(alone) + len(ACTS)
     assert {key: mixed[key] for key in alone} == alone
+
+
+HONEST = "x, y = data.inputs.reshape(-1, data.dimension), data.labels.ravel(); return (x.T @ y)[None] / len(y)"
+
+
+@pytest.mark.parametrize(("algorithm", "changes"), [
+    ('name = "honest"', []),
+    ('name = "honest"', ["run.start='spectral'"]),
+    ('name = "averaged"\nof = "honest"\nstudents = 2', []),
+])  # fmt: skip
+def test_a_third_partys_numbers_are_the_same_in_a_process_of_its_own(tmp_path, monkeypatch, algorithm, changes):
+    plugin = tmp_path / "honest.py"
+    plugin.write_text(TEMPLATE.replace("{name}", "honest").replace("{act}", HONEST))
+    monkeypatch.setattr("smimbench.registry.registry._current", Registry([str(plugin)]))
+    suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, algorithm))
+    (cell,) = load_suite(suite, changes).cells()
+    assert cell.distributions() == {"honest"}
+    (isolated,) = run_cells([cell], Store(tmp_path / "r"), isolated=True)
+    assert isolated["status"] == "ok", isolated["reason"]
+    assert numbers(isolated) == numbers(run_cell(cell))
 
 
 def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
