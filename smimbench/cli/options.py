@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from smimbench.registry.registry import Plugin
     from smimbench.run.store import Settings, Store
-    from smimbench.run.theory_guard import GuardedTheory
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
 
 OK, NOT_OK, BAD_INPUT, UNFORESEEN, AGAIN, INTERRUPTED = 0, 1, 2, 70, 75, 130
@@ -259,11 +259,11 @@ class Request:
         found = self.settings()
         return Store(self.results / suite.name) if found is None else found.store
 
-    def theory(self, folder: Path | None = None, deadline: float | None = None, *, solve: bool = True) -> GuardedTheory:
+    def theory(self, folder: Path | None = None, deadline: float | None = None, *, solve: bool = True) -> TheoryCache:
         """Stored theory results under ``--results``, shared by all suites."""
-        from smimbench.run.theory_guard import GuardedTheory
+        from smimbench.run.theory_cache import TheoryCache
 
-        cache = GuardedTheory(folder or self.results / "theory", deadline)
+        cache = TheoryCache(folder or self.results / "theory", isolated=True, deadline=deadline)
         cache.remark = lambda line: self.remark([line])
         cache.solves = solve
         return cache

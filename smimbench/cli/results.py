@@ -324,7 +324,7 @@ def _moving(rows: Sequence[JsonObject]) -> list[str]:
 
 def draw_figures(results: Results, *, silent: bool, only_first: bool = False, width: str | None = None) -> None:
     """Draw all figures of results and print their paths, or only the first: as PNG, the quickest of the kinds."""
-    from smimbench.run.theory_cache import THEORY_ERRORS
+    from smimbench.run.theory_guard import THEORY_ERRORS
 
     folder = results.folder / "figures"
     try:

@@ -18,8 +18,8 @@ from smimbench.report.labels import grouped, place
 from smimbench.report.rows import derived
 from smimbench.report.stored_table import FOLLOWS, with_summaries
 from smimbench.run.record import Open, SharedDocument, check_model, digest_of, sealed
-from smimbench.run.theory_cache import THEORY_ERRORS
-from smimbench.run.theory_guard import GuardedTheory
+from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_guard import THEORY_ERRORS
 from smimbench.run.verification import ELSEWHERE, ROUNDED, Verification, differences, untimed
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import Suite
@@ -153,7 +153,7 @@ def verify_packed(
 
 def _theory(path: Path, rows: Sequence[JsonObject], suite: Suite, *, here: bool) -> Verification:
     """Bayes-optimal values of every row."""
-    found, fresh = Verification(), GuardedTheory()
+    found, fresh = Verification(), TheoryCache(isolated=True)
     problems = suite.problems
     for label, members in grouped(rows, lambda row: row["problem"]).items():
         if (problem := problems.get(label)) is None:

@@ -15,7 +15,6 @@ from smimbench.report.verdict import summary, verdicts
 from smimbench.run.campaign import other_versions
 from smimbench.run.store import Store, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryCache
-from smimbench.run.theory_guard import GuardedTheory
 from smimbench.suite.cells import Suite
 
 
@@ -33,7 +32,7 @@ class Results:
     ) -> None:
         self.suite, self.store, self.records = suite, store, store.load(compact=True)
         if cache is None:
-            cache = GuardedTheory(theory_folder(store))
+            cache = TheoryCache(theory_folder(store), isolated=True)
             cache.solves = False
         self.cache = cache
         cache.predicts = asks_predictions(suite)

@@ -34,7 +34,8 @@ from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE, Point, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import THEORY_ERRORS, NotStored, TheoryCache
+from smimbench.run.theory_cache import NotStored, TheoryCache
+from smimbench.run.theory_guard import THEORY_ERRORS
 from smimbench.suite.cells import Cell, Suite, build_algorithm
 from smimbench.theory.limit import BRINGS_NONE
 

@@ -15,8 +15,8 @@ from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh, own_point, planned_ratio
-from smimbench.run.theory_cache import Kept, Progress, TheoryCache
-from smimbench.run.theory_guard import is_third_party, solve_in_processes
+from smimbench.run.theory_cache import Kept, TheoryCache, solve_in_processes
+from smimbench.run.theory_guard import Progress, is_third_party
 from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm
 from smimbench.theory.limit import own_theory
 from smimbench.theory.verification import RESOLVE, verify_point

@@ -23,8 +23,8 @@ from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnLook
 from smimbench.run.processes import Claims, in_processes
 from smimbench.run.store import Store, asked, settings_folder, theory_folder
-from smimbench.run.theory_cache import TheoryError
-from smimbench.run.theory_guard import GuardedTheory, is_third_party
+from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_guard import TheoryError, is_third_party
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import Cell, Suite
 
@@ -101,7 +101,7 @@ class Campaign:
         problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
         if not all(is_third_party(*problem.spec.values()) for problem in problems):
             return
-        cache, complaints = GuardedTheory(theory_folder(self.store), self.limits.end), []
+        cache, complaints = TheoryCache(theory_folder(self.store), isolated=True, deadline=self.limits.end), []
         for problem in problems:
             try:
                 cache.begin(problem)

@@ -13,18 +13,21 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from smimbench.files import JsonObject, StoreError, canonical_json, error_line, read_json, steady_folder
+from smimbench.files import JsonObject, StoreError, canonical_json, error_line, printable, read_json, steady_folder
 from smimbench.interfaces import Conditions, Uncertain
 from smimbench.problem.problem import NoTheoryError, Problem, ProblemError, without
-from smimbench.run.record import check_answer, document_text, read_answer, write_answer
+from smimbench.registry.registry import get_registry
+from smimbench.run.executor import Executor, Task
+from smimbench.run.record import LONGEST, check_answer, document_text, read_answer, write_answer
 from smimbench.run.store import move_aside
+from smimbench.run.theory_guard import THEORY_ERRORS, Progress, TheoryError, TheoryProcess, answer_of
 from smimbench.suite.cells import build_algorithm, build_problem, key_of
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import curve_errors, point_errors
 from smimbench.theory.information import Evaluations
 from smimbench.theory.limit import own_document
-from smimbench.theory.predictions import competing, curve_of, point_document, solve_part, thresholds
+from smimbench.theory.predictions import competing, curve_of, independent_parts, point_document, solve_part, thresholds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,20 +41,6 @@ OWN_VERSION = 6
 computed again."""
 SLOW = 0.02
 """Seconds from which on a node is kept; doubled, fewer are, and an interrupted curve repeats a little more."""
-
-
-class TheoryError(RuntimeError):
-    """Error raised by a plugin's code while theory was solved, with its own type name and message."""
-
-    @staticmethod
-    def named(name: str, message: str) -> TheoryError:
-        """Make the error type of this name."""
-        found: TheoryError = type(name, (TheoryError,), {})(message)
-        return found
-
-
-THEORY_ERRORS = (ProblemError, TheoryError)
-"""All that solving theory raises, but for a folder that cannot be written to."""
 
 
 def _boundary(method: Callable[P, T]) -> Callable[P, T]:
@@ -69,15 +58,6 @@ def _boundary(method: Callable[P, T]) -> Callable[P, T]:
             raise TheoryError.named(name, message) from error
 
     return guarded
-
-
-class Progress(NamedTuple):
-    """Progress of a problem's theory: results found and requested, nodes in use, and position on the curve."""
-
-    done: int
-    total: int
-    nodes: int = 0
-    alpha: float | None = None
 
 
 class Kept(NamedTuple):
@@ -99,6 +79,11 @@ class TheoryCache:
     ----------
     folder : Path or None
         Where answers and nodes are remembered between processes (one small file each); None remembers nothing.
+    isolated : bool
+        Whether what needs third-party code is solved in another process (``smimbench.run.theory_guard``).
+    deadline : float or None
+        Moment (``time.monotonic``) after which nothing more is solved; then everything is solved in another process, which
+        can be ended.
 
     Attributes
     ----------
@@ -112,14 +97,20 @@ class TheoryCache:
         Whether points that are solved have errors of prediction, too; these are then added to stored ones that lack them.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, isolated: bool = False, deadline: float | None = None) -> None:
         self.folder = folder
+        self.process = TheoryProcess(folder, deadline) if isolated else None
         self.watch: Callable[[Progress], None] = lambda progress: None
         self.remark: Callable[[str], None] = lambda line: None
         self.solves = self.predicts = True
         self.is_missing = False
         self._memory: dict[tuple[str, str, Ratio], Any] = {}
         self._consistent: set[str] = set()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether something was not solved because of the deadline."""
+        return self.process is not None and self.process.is_late
 
     @_boundary
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]]:
@@ -175,8 +166,9 @@ class TheoryCache:
         return (wanted and self.at_hand("thresholds", problem)) or {}
 
     def _is_costly(self, problem: Problem) -> bool:
-        """Whether components are coupled, so that a curve takes minutes."""
-        return problem.components > 1 and fixed_point_curve(problem) is None
+        """Whether components are coupled, so that a curve takes minutes; of third-party code nothing is called here."""
+        isolated = self.process is not None and self.process.takes(problem)
+        return problem.components > 1 and (isolated or fixed_point_curve(problem) is None)
 
     @_boundary
     def own(self, problem: Problem, spec: JsonObject, alpha: float, conditions: Conditions) -> JsonObject | str:
@@ -211,6 +203,11 @@ class TheoryCache:
 
     def solve(self, what: str, problem: Problem, *more: Any) -> Iterator[Any]:
         """Answers, found now: branches at each sample ratio for ``"points"``, else one."""
+        algorithms = more[:1] if what == "own" else ()
+        if self.process is not None and self.process.takes(problem, *algorithms):
+            answer = self.process.ask(what, problem, self.predicts, *more, on_event=self._report)
+            yield from answer if what == "points" else [answer]
+            return
         if what == "own":
             spec, alpha, conditions = more
             yield own_document(build_algorithm(spec, problem), problem, alpha, conditions)
@@ -234,6 +231,13 @@ class TheoryCache:
                         point_document(problem, p, point_errors(problem, p.Q, p.V, p.error) if self.predicts else None)
                         for p in branches
                     ]
+
+    def _report(self, event: JsonObject) -> None:
+        """Pass on what the other process reports."""
+        if "progress" in event:
+            self.watch(Progress(*event["progress"]))
+        else:
+            self.remark(printable(event["remark"], LONGEST))
 
     # -- what is kept ---------------------------------------------------------------------------------------------------
 
@@ -274,6 +278,9 @@ class TheoryCache:
         ProblemError
             If an item is not consistent.
         """
+        if self.process is not None and self.process.takes(problem):
+            self.process.ask("begin", problem, self.predicts, on_event=self._report)
+            return
         key = canonical_json(problem.spec)
         if key not in self._consistent:
             require_consistent(problem, clock=time.perf_counter)
@@ -374,6 +381,67 @@ def _nodes_watched(problem: Problem, tell: Callable[[int, float | None], None]) 
         yield
     finally:
         evaluations.watch = lambda alpha: None
+
+
+def solve_in_processes(
+    wanted: Sequence[tuple[Problem, Sequence[float]]],
+    cache: TheoryCache,
+    workers: int,
+    on_progress: Callable[[int, Progress], None],
+    *,
+    thresholds: bool,
+) -> None:
+    """Solve problems and their sample ratios in parallel, and store the results in the folder of the cache.
+
+    Parameters
+    ----------
+    wanted : sequence of (Problem, sequence of float)
+    on_progress : callable
+        Called with the number of a problem (from 0) and how far it is.
+
+    Raises
+    ------
+    ProblemError
+        What a process raised; or that one died.
+    """
+
+    def progress(i: int) -> Progress:
+        problem, ratios = wanted[i]
+        found = cache.kept([(problem, ratios)])
+        return Progress(found.points + thresholds * found.thresholds, len(ratios) + thresholds, found.nodes)
+
+    def hear(i: int, event: JsonObject) -> None:
+        if "progress" in event:
+            on_progress(i, Progress(*event["progress"]))
+
+    todo = [i for i in range(len(wanted)) if (now := progress(i)).done < now.total]
+    executor = Executor(workers, 1, get_registry(), folder=str(cache.folder))
+    looked = time.monotonic()
+
+    def look(underway: object) -> None:
+        """How far all are: parts of a curve say nothing until they end."""
+        nonlocal looked
+        if time.monotonic() > looked + 1:
+            looked = time.monotonic()
+            for i in todo:
+                on_progress(i, progress(i))
+
+    try:
+        for i in todo:
+            cache.begin(wanted[i][0])
+            on_progress(i, progress(i))
+        parts = [(i, ("part", part)) for i in todo for part in independent_parts(*wanted[i])]
+        whole = [(i, ("whole", list(wanted[i][1]), thresholds)) for i in todo]
+        for stage in (parts, whole):
+            tasks = {}
+            for i, (what, *more) in stage:
+                arguments = what, wanted[i][0].spec, cache.predicts, *more
+                tasks[Task(arguments, frozenset(), on_event=functools.partial(hear, i))] = i
+            for ended in executor.run(tasks, on_look=look):
+                answer_of(ended)
+                on_progress(tasks[ended.task], progress(tasks[ended.task]))
+    finally:
+        executor.end()
 
 
 class Solver:

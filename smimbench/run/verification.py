@@ -19,8 +19,8 @@ from smimbench.problem.problem import Problem
 from smimbench.run.processes import in_processes
 from smimbench.run.record import check_answer, document_text, plain, read_answer, sealed, text_of
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
-from smimbench.run.theory_guard import GuardedTheory
+from smimbench.run.theory_cache import THEORY_VERSION, TheoryCache, answer_name, node_answer, nodes_name
+from smimbench.run.theory_guard import THEORY_ERRORS
 from smimbench.run.tuning import choice_file, read_choice, searches, tuning_store
 from smimbench.suite.cells import Cell, Suite
 from smimbench.theory.information import Evaluations
@@ -158,7 +158,7 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
     int
         How many nodes were not evaluated for them.
     """
-    fresh, bare = GuardedTheory(), GuardedTheory()
+    fresh, bare = TheoryCache(isolated=True), TheoryCache(isolated=True)
     bare.predicts = False  # some answers have no errors of prediction
     alphas = sorted({float(one.document["alpha"]) for one in stored if one.kind == "point"})
 

@@ -13,8 +13,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import Backend, get_backend
 from smimbench.run import cost
 from smimbench.run.campaign import missing_cells, run_cells, shared_document
-from smimbench.run.cell import run_cell
-from smimbench.run.cell import INFORMED_OVERLAP
+from smimbench.run.cell import INFORMED_OVERLAP, run_cell
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, environment, write_suite

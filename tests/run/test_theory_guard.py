@@ -9,7 +9,6 @@ from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run import theory_guard
 from smimbench.run.theory_cache import TheoryCache
-from smimbench.run.theory_guard import GuardedTheory
 from tests.helpers import SUITE, call, write_suite
 
 PLUGIN = '''
@@ -104,16 +103,16 @@ def problem_of(mood: str) -> Problem:
 
 def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     problem, ratios = problem_of("print"), [0.5, 1.0]  # a printed line is no answer
-    here, there = TheoryCache(), GuardedTheory(tmp_path / "theory")
+    here, there = TheoryCache(), TheoryCache(tmp_path / "theory", isolated=True)
     seen = []
     there.watch = seen.append
     assert there.points(problem, ratios) == json.loads(json.dumps(here.points(problem, ratios)))
     assert there.thresholds(problem) == json.loads(json.dumps(here.thresholds(problem)))
     assert [one for one in seen if one.done == 2]
-    assert there._executor.workers
-    again = GuardedTheory(tmp_path / "theory")  # what is kept needs no process
+    assert there.process.executor.workers
+    again = TheoryCache(tmp_path / "theory", isolated=True)  # what is kept needs no process
     assert again.points(problem, ratios) == there.points(problem, ratios)
-    assert again._executor is None
+    assert not again.process.executor.workers
 
 
 @pytest.mark.parametrize(
@@ -126,31 +125,31 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
 )
 def test_one_that_dies_or_hangs_is_given_up_once(plugin, monkeypatch, mood, said):
     monkeypatch.setattr(theory_guard, "PATIENCE", 1.0)
-    cache = GuardedTheory()
+    cache = TheoryCache(isolated=True)
     with pytest.raises(ProblemError, match=said):
         cache.points(problem_of(mood), [0.5])
     begin = time.monotonic()
     with pytest.raises(ProblemError, match=said):
         cache.points(problem_of(mood), [0.7])
     assert time.monotonic() - begin < 0.5  # not tried again
-    assert not cache._executor.workers
+    assert not cache.process.executor.workers
 
 
 def test_what_is_raised_there_is_raised_here(plugin):
-    cache = GuardedTheory()
+    cache = TheoryCache(isolated=True)
     with pytest.raises(
         ProblemError, match=r"channel 'moody': information raised KeyError: '\[/no such key\]'; no theory"
     ):
         cache.points(problem_of("raise"), [0.5])
-    assert all(one.is_idle for one in cache._executor.workers)
+    assert all(one.is_idle for one in cache.process.executor.workers)
 
 
 def test_what_ships_is_solved_here(plugin):
-    cache = GuardedTheory()
+    cache = TheoryCache(isolated=True)
     cache.points(
         Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear"}, {"name": "gaussian"}), [0.5]
     )
-    assert cache._executor is None
+    assert not cache.process.executor.workers
 
 
 @pytest.mark.slow
