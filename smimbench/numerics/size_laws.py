@@ -92,7 +92,7 @@ def extrapolate(sizes: Any, values: Any, errors: Any, dof: float = math.inf, sec
 
     Notes
     -----
-    Checked against exact limits of runs: ``docs/checks/extrapolation.py``.
+    Checked against exact limits of runs: ``tools/checks/extrapolation.py``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Submissions for the board: packed files whose rows anybody can run again. ``docs/board.py`` ranks them."""
+"""Submissions for the board: packed files whose rows anybody can run again. ``tools/board.py`` ranks them."""
 
 from __future__ import annotations
 

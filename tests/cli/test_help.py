@@ -41,7 +41,7 @@ def test_every_column_of_the_tables_is_explained_and_the_page_says_the_same(caps
         heads |= set(re.findall(r'Column\(\s*"([^"{]+)",', path.read_text(encoding="utf-8")))
     own = {"column", "meaning", "name ", "what it is", "for", "title", "takes", "quantity"}
     assert {name for head in heads for name in head.split(", ")} - own - known == set()
-    assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == run_path(str(ROOT / "docs" / "columns.py"))[
+    assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == run_path(str(ROOT / "tools" / "columns.py"))[
         "text"
     ]()
     code, out, err = call(capsys, "help", "columns")

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from docs.hooks import page
 from smimbench import hookspecs
 from smimbench.interfaces import Algorithm, Channel, Item, Metric, Model, Prior
 from smimbench.interfaces.item import describe, gives, optional_members, with_defaults
 from tests.helpers import ROOT
+from tools.hooks import page
 
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
@@ -18,7 +18,7 @@ BASES = (Item, Model, Channel, Prior, Metric, Algorithm)
 
 def test_the_page_of_hooks_is_up_to_date():
     text = (DOCS / "hooks.md").read_text(encoding="utf-8")
-    assert text == page(), "run: python docs/hooks.py"
+    assert text == page(), "run: python tools/hooks.py"
     hooks = {name for name in vars(hookspecs) if name.startswith("smimbench_")}
     assert set(re.findall(r"`(smimbench_register_\w+)`", text)) == hooks
 

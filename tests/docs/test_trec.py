@@ -1,4 +1,4 @@
-"""What docs/trec.py trains: its gradient against finite differences, masks, and made-up questions that need attention."""
+"""What tools/trec.py trains: its gradient against finite differences, masks, and made-up questions that need attention."""
 
 import importlib.util
 
@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-spec = importlib.util.spec_from_file_location("trec", ROOT / "docs" / "trec.py")
+spec = importlib.util.spec_from_file_location("trec", ROOT / "tools" / "trec.py")
 trec = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(trec)
 

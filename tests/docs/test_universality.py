@@ -1,4 +1,4 @@
-"""What docs/universality.py counts and tests: ranks against matrices, errors of ridge, intervals against SciPy."""
+"""What tools/universality.py counts and tests: ranks against matrices, errors of ridge, intervals against SciPy."""
 
 import importlib.util
 
@@ -11,7 +11,7 @@ from smimbench.run.cell import run_cell
 from smimbench.suite.reader import load_suite
 from tests.helpers import ROOT, suite_text, write_suite
 
-spec = importlib.util.spec_from_file_location("universality", ROOT / "docs" / "universality.py")
+spec = importlib.util.spec_from_file_location("universality", ROOT / "tools" / "universality.py")
 universality = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(universality)
 

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from docs.board import FOLDER, absent, board, packages, page
 from smimbench.report.board import obstacle
 from smimbench.run.record import sealed, text_of
 from tests.helpers import LINE, call, call_outside, ends_with, importable, install_package, suite_text, write_suite
+from tools.board import FOLDER, absent, board, packages, page
 
 NOISE = """
 from smimbench import Capabilities, hookimpl

@@ -32,7 +32,7 @@ CHANGES = {
 
 @pytest.fixture
 def saboteurs(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "checks"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "checks"))
     return importlib.import_module("saboteurs")
 
 
@@ -66,7 +66,7 @@ def test_a_saboteur_that_changes_nothing_is_the_intact_algorithm(saboteurs):
 
 
 def test_the_true_deviation_is_the_paired_difference_continued_to_infinite_size(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "checks"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "checks"))
     job, rng = importlib.import_module("sabotage"), np.random.default_rng(3)
     intact, changed = [], []
     for size in (100, 200, 400):

@@ -14,7 +14,7 @@ import pytest
 from smimbench.run.store import Store
 from tests.helpers import ATTENTION, call, call_outside, command, environment, write_suite
 
-KILLS = 3  # docs/checks/kills.py kills hundreds of times
+KILLS = 3  # tools/checks/kills.py kills hundreds of times
 CELLS = 16
 SUITE = (
     ATTENTION.replace("seeds     = 2", "seeds     = 4")

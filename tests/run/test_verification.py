@@ -33,11 +33,11 @@ def results(ran, tmp_path):
 
 @pytest.fixture(scope="module")
 def flips():
-    """The job that changes digits, see docs/checks."""
+    """The job that changes digits, see tools/checks."""
     from smimbench.run import theory_cache
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "docs" / "checks"))
+        patch.syspath_prepend(str(ROOT / "tools" / "checks"))
         patch.setattr(theory_cache, "SLOW", theory_cache.SLOW)  # the job changes it
         yield importlib.import_module("flips")
 
@@ -157,11 +157,11 @@ def test_no_time_limit_ends_a_cell_that_is_run_again(tmp_path):
 
 
 def test_the_published_schema_is_that_of_the_code_and_of_records(results, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     sys.modules.pop("records", None)
     import records
 
-    assert records.TARGET.read_text() == records.text(), "run: python docs/records.py"
+    assert records.TARGET.read_text() == records.text(), "run: python tools/records.py"
     jsonschema = pytest.importorskip("jsonschema")
     checker = jsonschema.Draft202012Validator(json.loads(records.text()))
     for record in Store(results / "small").load().values():

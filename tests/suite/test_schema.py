@@ -12,8 +12,8 @@ TABLES = [getattr(schema, name) for name in dir(schema) if name.endswith(("Table
 
 
 def test_the_page_of_all_keys_is_up_to_date():
-    page = runpy.run_path(str(ROOT / "docs" / "suite.py"))["page"]()
-    assert page == (ROOT / "docs" / "suite.md").read_text(encoding="utf-8"), "run: python docs/suite.py"
+    page = runpy.run_path(str(ROOT / "tools" / "suite.py"))["page"]()
+    assert page == (ROOT / "docs" / "suite.md").read_text(encoding="utf-8"), "run: python tools/suite.py"
     for key in RunOptions.model_fields:
         assert f"| `{key}` |" in page
 
@@ -21,7 +21,7 @@ def test_the_page_of_all_keys_is_up_to_date():
 @pytest.mark.parametrize("table", [*TABLES, schema.Reference, Document])
 def test_every_key_says_what_it_means(table):
     assert table.__doc__
-    meaning = runpy.run_path(str(ROOT / "docs" / "suite.py"))["meanings"](table)
+    meaning = runpy.run_path(str(ROOT / "tools" / "suite.py"))["meanings"](table)
     for name in table.model_fields:
         assert meaning[name], name
 

@@ -23,7 +23,7 @@ MOST = 3
 
 
 def sizes() -> dict[str, list[str]]:
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.SIZES

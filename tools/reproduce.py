@@ -1,4 +1,4 @@
-"""Make the page docs/reproduce.md: ``python docs/reproduce.py PUBLISHED [--quick] [FIGURE ...]``.
+"""Make the page docs/reproduce.md: ``python tools/reproduce.py PUBLISHED [--quick] [FIGURE ...]``.
 
 Each figure is made by ``smimbench reproduce``, compared with the tables in the folder PUBLISHED, and drawn again without them:
 what is kept, under docs/reproduce, is our picture and the verdicts. Cells and theory lie in results/papers, which is not under
@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-FOLDER, WORK = HERE / "reproduce", HERE.parent / "results" / "papers"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+FOLDER, WORK = DOCS / "reproduce", DOCS.parent / "results" / "papers"
 TAG, ROUND = re.compile(r"<[^>]+>"), re.compile(r"(\.\d)\d+")
 RANKS = ("inside", "known correction", "not compared", "outside")
 HEAD = """# Figures of the papers, made again
 
-<!-- Written by `python docs/reproduce.py PUBLISHED`; change it there. -->
+<!-- Written by `python tools/reproduce.py PUBLISHED`; change it there. -->
 
 `smimbench reproduce --list` shows all figures of arXiv:2502.00901 and arXiv:2506.01582 for which numbers were released.
 `smimbench reproduce FIGURE --published FOLDER` makes one again, in the paper's axes, and compares it with the authors'
@@ -109,4 +109,4 @@ if __name__ == "__main__":
     for one in names:
         make(one, published, "--quick" in sys.argv)
         print(one, flush=True)  # noqa: T201
-    (HERE / "reproduce.md").write_text(page(), encoding="utf-8")
+    (DOCS / "reproduce.md").write_text(page(), encoding="utf-8")

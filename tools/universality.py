@@ -1,8 +1,8 @@
 """Tables and figure of universality.md: what the tokens of an arm are like, and paired ratios of errors against Gaussian tokens.
 
-python docs/universality.py                            # before a run: statistics of the arms
+python tools/universality.py                            # before a run: statistics of the arms
 smimbench run universality
-python docs/universality.py results/universality       # after it: tests of equivalence and slopes in 1/d
+python tools/universality.py results/universality       # after it: tests of equivalence and slopes in 1/d
 """
 
 from __future__ import annotations

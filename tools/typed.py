@@ -1,4 +1,4 @@
-"""How long every command takes that people type: ``python docs/typed.py [--only WORD ...] [--before FILE]``.
+"""How long every command takes that people type: ``python tools/typed.py [--only WORD ...] [--before FILE]``.
 
 Types commands for all shipped suites and items, each as a process, in folders that are empty at first, and writes
 ``results/typed.md`` and ``results/typed.csv``: seconds, CPU seconds, peak memory, printed lines. ``--before`` is such a CSV file
@@ -80,7 +80,7 @@ def page(rows: list[dict[str, object]], before: dict[str, dict[str, str]]) -> st
     lines = [
         "# What people type, and how long it takes",
         "",
-        "`python docs/typed.py`: every command in a process and an empty folder of its own; (again): with its results there.",
+        "`python tools/typed.py`: every command in a process and an empty folder of its own; (again): with its results there.",
         f"{platform.machine()}, {len(rows)} commands, calibration {unit:.2f} s (one thread). Peak: largest process.",
         "",
         f"| command | s | CPU s | peak, MB | lines |{extra}",

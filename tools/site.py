@@ -1,4 +1,4 @@
-"""What mkdocs does beyond the pages of this folder: pages that are generated, links that lead out of it, and formulas.
+"""What mkdocs does beyond the pages of docs/: pages that are generated, links that lead out of it, and formulas.
 
 A hook of ``mkdocs.yml``. Formulas become MathML, which browsers draw by themselves: the site fetches nothing from elsewhere.
 """
@@ -59,7 +59,7 @@ GALLERY = """# Gallery
 The shipped suites at moderate size: verdict, figure, and all algorithms that were run; every row is folded in below. The same
 tables lie in `results/reference` of a checkout, a file for each suite: `smimbench show results/reference/quickstart.json` prints
 one, `smimbench compare results/reference results` holds results of your own, made by the command under each figure, against them.
-All were made by `python docs/reference.py`. At such sizes errors lie some per cent off their limits
+All were made by `python tools/reference.py`. At such sizes errors lie some per cent off their limits
 ([finite size](finite-size.md)).
 """
 REFERENCE = Path(__file__).resolve().parent.parent / "results" / "reference"

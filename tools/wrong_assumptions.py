@@ -1,7 +1,7 @@
 """Figure of wrong-assumptions.md: the error over the optimal one against what is assumed, with the runs of the suite.
 
 smimbench run wrong-assumptions
-python docs/wrong_assumptions.py results/wrong-assumptions
+python tools/wrong_assumptions.py results/wrong-assumptions
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
         axis.xaxis.set_minor_locator(NullLocator())
         axis.legend(frameon=False, fontsize=8)
     axes[0].set_ylabel("error / optimal")
-    figure.savefig(Path(__file__).with_name("wrong-assumptions.svg"), metadata={"Date": None})
+    figure.savefig(Path(__file__).resolve().parent.parent / "docs" / "wrong-assumptions.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

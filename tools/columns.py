@@ -1,4 +1,4 @@
-"""Writes docs/columns.md from the columns of the tables: ``python docs/columns.py``. A test fails where the page is stale."""
+"""Writes docs/columns.md from the columns of the tables: ``python tools/columns.py``. A test fails where the page is stale."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from smimbench.report.columns import columns_document
 
-TARGET = Path(__file__).with_suffix(".md")
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "columns.md"
 
 
 def text() -> str:

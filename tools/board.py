@@ -1,4 +1,4 @@
-"""The board as a page, made from the packed files of results/board alone: ``python docs/board.py [FILE ...]`` prints it.
+"""The board as a page, made from the packed files of results/board alone: ``python tools/board.py [FILE ...]`` prints it.
 
 The exit code is 1 if a row of a file is not on it. ``--packages FILE`` prints what pip has to install to run its rows again,
 ``--figure FILE FOLDER`` draws its contenders, as in README.md.

@@ -8,7 +8,7 @@ layer starts to be learned. Equal thresholds would need ``lambda_1 = lambda_2`` 
 Labels and posteriors are sampled without any refinement: z_1 and z_2 from their prior, ``z_3 = +- B^{-1} u``, weighted. Two
 independent sets of posterior samples make the squares unbiased. NumPy only, nothing of smimbench.
 
-    python docs/checks/three_layers.py
+    python tools/checks/three_layers.py
 """
 
 from __future__ import annotations

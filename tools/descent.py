@@ -1,6 +1,6 @@
 """Figure and table of descent.md: 64 runs of ``sgd`` at D = 2000 step by step, next to mean-field dynamics.
 
-python docs/descent.py FOLDER      # four minutes of one core; what lies in FOLDER is not run again
+python tools/descent.py FOLDER      # four minutes of one core; what lies in FOLDER is not run again
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def main() -> None:
             panel.set_ylim(bottom=0)
             panel.tick_params(labelsize=7)
             panel.legend(fontsize=7, frameon=False)
-    figure.savefig(Path(__file__).with_name("descent.svg"))
+    figure.savefig(Path(__file__).resolve().parent.parent / "docs" / "descent.svg")
 
 
 if __name__ == "__main__":

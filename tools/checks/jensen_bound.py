@@ -5,7 +5,7 @@ Jensen's inequality gives ``F <= E sum_mm' (z_m z_m' - delta_mm')^2 = M (M + 1) 
 What F lacks to 6 is the posterior variance ``E sum_mm' (z_m z_m' - E[z_m z_m' | y])^2``, which is averaged here over the
 true z, with two independent sets of posterior samples so that the square is unbiased. NumPy only, nothing of smimbench.
 
-    python docs/checks/jensen_bound.py
+    python tools/checks/jensen_bound.py
 """
 
 from __future__ import annotations

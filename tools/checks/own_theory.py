@@ -1,6 +1,6 @@
 """Runs of every algorithm that has a theory, continued to infinite size, next to it.
 
-``python docs/checks/own_theory.py FOLDER [--minutes 8] [--only NAME ...]`` makes runs at three sizes and keeps them in FOLDER:
+``python tools/checks/own_theory.py FOLDER [--minutes 8] [--only NAME ...]`` makes runs at three sizes and keeps them in FOLDER:
 stop it at any time, and start it again to go on. ``--table`` prints what there is; docs/contenders.md has the table of a whole
 run.
 

@@ -1,7 +1,7 @@
 r"""Two tied attention layers on the classes of questions: which layer is learned first, with and without skip and mask.
 
-python docs/trec.py train_5500.label --figure trec.svg     # for who has the file: see trec.md
-python docs/trec.py --generate questions.label             # writes 3000 made-up questions in its format
+python tools/trec.py train_5500.label --figure trec.svg     # for who has the file: see trec.md
+python tools/trec.py --generate questions.label             # writes 3000 made-up questions in its format
 """
 
 from __future__ import annotations

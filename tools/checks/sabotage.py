@@ -1,12 +1,12 @@
 """What verdicts see: sabotaged algorithms, honest ones, and GAMP at the optimum of its size.
 
-``python docs/checks/sabotage.py FOLDER [--minutes 25] [--only sabotage honest gamp]`` makes the runs and keeps them in FOLDER:
+``python tools/checks/sabotage.py FOLDER [--minutes 25] [--only sabotage honest gamp]`` makes the runs and keeps them in FOLDER:
 stop it at any time, and start it again to go on. ``--table`` only prints what there is, from stored runs and theory, in seconds.
 
 ``sabotage``: 30 mistakes in algorithms of three problems, each claiming the prediction of the intact algorithm
-(``docs/checks/saboteurs.py``). Their true deviation is the difference of errors from the intact algorithm, paired by instance.
+(``tools/checks/saboteurs.py``). Their true deviation is the difference of errors from the intact algorithm, paired by instance.
 ``honest``: 200 random cases of shipped algorithms. ``gamp``: 20 random problems at three sizes, from two roots of all seeds.
-``docs/checks/verdict_cases.py`` has all cases.
+``tools/checks/verdict_cases.py`` has all cases.
 """
 
 from __future__ import annotations

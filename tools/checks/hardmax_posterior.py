@@ -3,7 +3,7 @@
 State evolution for T = 2 with two output functions, integrated on a plain grid that shares no code with smimbench's
 channel: the gradient of log Phi2 (the posterior mean), and density over distribution, phi2 / Phi2, in its place.
 
-    python docs/checks/hardmax_posterior.py
+    python tools/checks/hardmax_posterior.py
 """
 
 from __future__ import annotations

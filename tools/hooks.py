@@ -1,4 +1,4 @@
-"""Write docs/hooks.md from the hooks and the base classes: ``python docs/hooks.py``. A test fails where the page is stale."""
+"""Write docs/hooks.md from the hooks and the base classes: ``python tools/hooks.py``. A test fails where the page is stale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from smimbench.interfaces import Algorithm, Channel, Inputs, Item, Metric, Model, Prior, StoppingRule
 from smimbench.interfaces.item import describe, optional_members
 
-PAGE = Path(__file__).with_name("hooks.md")
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "hooks.md"
 
 TOP = """\
 # Hooks and contracts

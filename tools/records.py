@@ -7,7 +7,7 @@ from pathlib import Path
 
 from smimbench.run.record import record_schema
 
-TARGET = Path(__file__).resolve().parent / "record.schema.json"
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "record.schema.json"
 
 
 def text() -> str:

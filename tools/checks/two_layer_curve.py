@@ -5,7 +5,7 @@ weights or interpolation; the channel's posterior says what the information is t
 the effective signal-to-noise ratios says where the fixed point is. Its slope is that of a sixteenth of the same draws. Eight
 million draws of a point are about a minute of one core.
 
-    python docs/checks/two_layer_curve.py [draws] [part/parts]
+    python tools/checks/two_layer_curve.py [draws] [part/parts]
 
 ``2/3`` takes every third sample ratio, from the second on; nodes of the curve are kept under ``results`` for the other parts.
 """

@@ -1,7 +1,7 @@
 """Fit and draw how time and memory of an iteration grow: results of the suite ``scaling`` to scaling.png and scaling.md.
 
 smimbench run scaling --timing
-python docs/scaling.py results/scaling
+python tools/scaling.py results/scaling
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import smimbench
 from smimbench.run.store import Store
 
-HERE = Path(__file__).resolve().parent
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN, END = "<!-- begin: written by scaling.py -->", "<!-- end -->"
 # What every axis is, and the power of the time that the count of operations (or of bytes read) says.
 AXES = {
@@ -176,8 +176,8 @@ def main() -> None:
     curves, shared = read(options.results)
     if not curves:
         raise SystemExit(f"{options.results}: no results of the suite scaling")
-    draw(curves, HERE / "scaling.png")
-    page = HERE / "scaling.md"
+    draw(curves, DOCS / "scaling.png")
+    page = DOCS / "scaling.md"
     text = page.read_text(encoding="utf-8")
     block = f"{BEGIN}\n{table(curves, shared)}\n{END}"
     page.write_text(

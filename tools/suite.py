@@ -1,6 +1,6 @@
 """Write docs/suite.md, every key of a suite, from the typed tables of smimbench.suite.schema.
 
-python docs/suite.py
+python tools/suite.py
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from smimbench.suite.schema import (
     as_axis,
 )
 
-PAGE = Path(__file__).resolve().with_name("suite.md")
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "suite.md"
 TABLES: dict[str, type[Table]] = {
     "[suite]": SuiteTable,
     "[problem] or [[problems]]": ProblemTable,
@@ -44,7 +44,7 @@ TABLES: dict[str, type[Table]] = {
 WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
 HEAD = """# Every key of a suite
 
-<!-- Written by `python docs/suite.py` from smimbench/suite/schema.py; change it there. -->
+<!-- Written by `python tools/suite.py` from smimbench/suite/schema.py; change it there. -->
 
 A suite is a TOML file. Its tables: {tables}. A key that is not named here is refused, with a guess at what was meant.
 
