@@ -33,12 +33,14 @@ def stored_results(request: Request, backends: Sequence[str] = ()) -> Results:
     from smimbench.report.results import Results
     from smimbench.run.campaign import changed_code
     from smimbench.run.store import theory_folder
+    from smimbench.run.tuning import range_end_remarks
 
     suite = request.suite()
     store = request.store(suite)
     results = Results(suite, store, backends, request.theory(theory_folder(store), solve=False))
     request.remark(store.complaints)
     request.remark(_not_said_before(results, changed_code(results.others)))
+    request.remark(range_end_remarks(suite, store))
     if not results.pairs and not results.scored:
         raise click.UsageError(_nothing_of(request, results))
     return results

@@ -15,6 +15,7 @@ from smimbench.registry.metrics import find_metric
 from smimbench.report.columns import SHORT, Column, make_table, marked_z, measured, number, percent, seconds, uncertain
 from smimbench.report.labels import grouped, letter_of, of_largest_dimension, place
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
+from smimbench.run.tuning import range_ends
 
 Rows = list[JsonObject]
 Columns = list[str | Column]
@@ -237,7 +238,7 @@ def search_table(found: JsonObject) -> RenderableType:
     """The trials of a search with their errors in every round, the best first."""
     rounds = {f"round{k}": one for k, one in enumerate(found["rounds"])}
     names = list(dict.fromkeys(name for setting in found["trials"] for name in setting))
-    columns: Columns = [Column(name, str, fields=name) for name in names]
+    columns: Columns = [Column(name, fields=name) for name in names]
     for key, one in rounds.items():
         columns.append(Column("1 seed" if one["seeds"] == 1 else f"{one['seeds']} seeds", number, fields=key))
     rows = []
@@ -247,15 +248,8 @@ def search_table(found: JsonObject) -> RenderableType:
         rows.append({**setting, **errors, "far": (-len(known), known[-1]), "chosen": "chosen" * (k == found["chosen"])})
     columns.append(Column("", str, fields="chosen"))
     title = f"{found['problem']}: {found['label']}, {len(rows)} trials, {found['runs']} runs; mean error"
-    chosen = {} if found["chosen"] is None else found["trials"][found["chosen"]]
-    edges = [
-        f"the {word} {name} is chosen: widen its range"
-        for name in names
-        if isinstance(found["question"]["tune"]["space"][name], dict)
-        for word, end in (("smallest", min), ("largest", max))
-        if chosen.get(name) == end(one[name] for one in found["trials"])
-    ]
-    note = "; ".join(edges) if chosen else "no trial has an estimate in all of its runs: try others"
+    none = "no trial has an estimate in all of its runs: try others"
+    note = none if found["chosen"] is None else "; ".join(range_ends(found))
     return make_table(title, columns, sorted(rows, key=lambda row: row["far"]), note)
 
 

@@ -170,7 +170,7 @@ def plan_campaign(
     if not dry_run:
         remove_leftovers(store.folder)
     records = store.load(set_aside=not dry_run, compact=True, digests=not dry_run)
-    remarks = _not_tuned(suite, cells) if own else []
+    remarks = _tuning_remarks(suite, store, cells) if own else []
     remarks += store.complaints + changed_code(other_versions(cells, records.values()))
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
@@ -192,14 +192,15 @@ def plan_campaign(
     return Campaign(suite, store, cells, missing, workers, remarks, dask, timing, limits, how)
 
 
-def _not_tuned(suite: Suite, cells: Sequence[Cell]) -> list[str]:
-    """One line on algorithms of these cells that say how to tune them and are run as they are written."""
-    from smimbench.run.tuning import searches
+def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[str]:
+    """Lines on algorithms of these cells that could be tuned and are not, and on choices at the end of a range."""
+    from smimbench.run.tuning import range_end_remarks, searches
 
     tunable = {search.place for search in searches(suite)}
     untuned = (c for c in cells if c.tuning is None and (c.problem_label, c.algorithm_label) in tunable)
     names = dict.fromkeys(cell.algorithm_label for cell in untuned)
-    return [f"as written, not tuned: {', '.join(names)} (smimbench tune SUITE would)"] * bool(names)
+    remarks = [f"as written, not tuned: {', '.join(names)} (smimbench tune SUITE would)"] if names else []
+    return remarks + range_end_remarks(suite, store)
 
 
 def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:

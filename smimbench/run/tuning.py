@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from smimbench.files import JsonObject, read_json, write_atomically
+from smimbench.files import JsonObject, canonical_json, read_json, write_atomically
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.seeds import TUNING
 from smimbench.problem.assumed import with_versions
@@ -56,16 +56,18 @@ class Search:
 
     @cached_property
     def trials(self) -> list[tuple[Setting, JsonObject]]:
-        """Settings that are tried, each with the algorithm that it makes."""
-        entry, found = get_registry().get("algorithm", self.table["name"]), []
+        """Settings that are tried, each with the algorithm that it makes; the first is the one as written."""
+        entry = get_registry().get("algorithm", self.table["name"])
+        trials: dict[str, tuple[Setting, JsonObject]] = {}
         for setting in trials_of(self.table["tune"], self.table["spec"]):
             try:
                 spec = make_algorithm(entry, with_setting(self.table["parameters"], setting))[1]
             except ParameterError as error:  # each value alone is allowed
                 why = f"{words_of(setting)}: {error.key} {error.message}; leave a value out"
                 raise SuiteError(self.suite.file, f"algorithms: {self.table['label']}: tune", why) from None
-            found.append((setting, with_versions(spec, self.plan.problem.model.name)))
-        return found
+            spec = with_versions(spec, self.plan.problem.model.name)
+            trials.setdefault(canonical_json(spec), (setting, spec))
+        return list(trials.values())
 
     def cells(self, trial: int, seeds: int, backend: str) -> list[Cell]:
         """Runs of a trial on the first of the seeds for tuning."""
@@ -136,16 +138,19 @@ def chosen_searches(suite: Suite) -> list[Search]:
     SuiteError
         If there are none.
     """
-    words = {table["label"]: words for table, words in suite.algorithm_words()}
-    found = [
-        one
-        for one in searches(suite)
-        if selects(suite.only, problem=one.plan.label, algorithm=words[one.table["label"]])
-    ]
-    if not found:
+    if not (selected := _selected_searches(suite)):
         how = "add a table [algorithms.tune] below one, with learning_rate = { low = 0.01, high = 1.0, log = true }"
         raise SuiteError(suite.file, "algorithms", f"none of them says what to tune; {how}")
-    return found
+    return selected
+
+
+def _selected_searches(suite: Suite) -> list[Search]:
+    words = {table["label"]: words for table, words in suite.algorithm_words()}
+    return [
+        search
+        for search in searches(suite)
+        if selects(suite.only, problem=search.plan.label, algorithm=words[search.table["label"]])
+    ]
 
 
 def search_all(
@@ -232,3 +237,25 @@ def tuned(suite: Suite, store: Store) -> Suite:
                    "runs": found["runs"], "search": found["digest"]}  # fmt: skip
             choices[search.place] = {"algorithm": found["algorithm"], "tuning": how}
     return replace(suite, choices=choices)
+
+
+def range_ends(search: JsonObject) -> list[str]:
+    """One line for each parameter whose chosen value is the smallest or largest number that a stored search has tried."""
+    lines = []
+    chosen = {} if search["chosen"] is None else search["trials"][search["chosen"]]
+    for name, value in chosen.items():
+        tried = {trial.get(name) for trial in search["trials"] if isinstance(trial.get(name), (int, float))}
+        if len(tried) > 2 and value in (min(tried), max(tried)):
+            end = "smallest" if value == min(tried) else "largest"
+            lines.append(f"the {end} {name} that was tried, {value:g}, is chosen: widen its range")
+    return lines
+
+
+def range_end_remarks(suite: Suite, store: Store) -> list[str]:
+    """What ``range_ends`` says of the settings that the suite has from ``smimbench tune``."""
+    lines = []
+    for search in _selected_searches(suite):
+        choice = read_choice(search, store) if search.place in suite.choices else None
+        if choice is not None and choice["digest"] == suite.choices[search.place]["tuning"]["search"]:
+            lines += [f"{': '.join(search.place)}: {line}" for line in range_ends(choice)]
+    return lines

@@ -212,7 +212,7 @@ class TuneTable(OpenTable):
     """
 
     trials: int = Field(default=8, ge=2, le=1024)
-    """Settings that are tried: scrambled Sobol points, or all there are if lists give fewer."""
+    """Settings that are tried: the one as written and scrambled Sobol points, or all there are if lists give fewer."""
 
 
 class AlgorithmTable(OpenTable):

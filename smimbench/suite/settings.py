@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
-from smimbench.files import attempt, canonical_json
+from smimbench.files import attempt
 from smimbench.interfaces import ParameterError
 from smimbench.registry.adapters import sizes
 from smimbench.registry.parameters import build, explain_validation, takes_lists
@@ -161,25 +161,27 @@ _LIST_OR_RANGE = "must be a list, or a range as { low = 0.01, high = 1.0, log = 
 
 
 def trials_of(tune: JsonObject, written: JsonObject) -> list[Setting]:
-    """Scrambled Sobol points of the space of ``tune_of``, the same for all algorithms; fewer where lists have no more.
+    """The setting as written, and scrambled Sobol points of the space of ``tune_of``, the same for all algorithms.
+
+    Where lists have no more combinations than there may be trials, all are tried. Two settings may be the same.
 
     Parameters
     ----------
     written : mapping
-        The parameters of the algorithm as it is, which say where a range is one of integers.
+        The parameters of the algorithm as it is, which also say where a range is one of integers.
     """
     from smimbench.numerics.qmc import uniform_points
 
     space, count = {tuple(name.split(".")): values for name, values in tune["space"].items()}, tune["trials"]
+    as_written = {path: value for path in space if (value := _value(written, path)) is not None}
     lists = {path: values for path, values in space.items() if isinstance(values, list)}
     if len(lists) == len(space) and math.prod(map(len, lists.values())) <= count:
-        return list(product(lists))
-    points = uniform_points(len(space), count, "tuning")
-    found = (
-        {path: _at(values, float(u), _value(written, path)) for u, (path, values) in zip(point, space.items())}
-        for point in points
+        return [as_written, *product(lists)]
+    sampled = (
+        {path: _at(values, float(u), as_written.get(path)) for u, (path, values) in zip(point, space.items())}
+        for point in uniform_points(len(space), count - 1, "tuning")
     )
-    return list({canonical_json(list(setting.values())): setting for setting in found}.values())
+    return [as_written, *sampled]
 
 
 def _at(values: list[Any] | JsonObject, u: float, written: Any) -> Any:

@@ -24,7 +24,7 @@ from smimbench.suite.reader import load_suite
 from smimbench.suite.settings import trials_of
 from tests.helpers import LINE, call, command, ends_with, environment, suite_text, write_suite
 
-RATE = "learning_rate = { low = 0.001, high = 0.1, log = true }"
+RATE = "learning_rate = { low = 0.001, high = 3.0, log = true }"
 SGD = f'name = "sgd"\nsteps = 8\n[algorithms.tune]\n{RATE}\n'
 TEXT = suite_text(LINE, [0.5, 1.0], 20, 3, 'name = "ridge"', SGD)
 POINTS = 2
@@ -106,25 +106,45 @@ def trials(count: int, written: dict, **space) -> list[dict]:
 def test_every_part_of_a_range_has_one_trial(count, log):
     """A scrambled Sobol sequence of 2^m points has one in each of 2^m equal parts."""
     low, high = 0.02, 7.0
-    found = [setting["a",] for setting in trials(count, {"a": 0.1}, a={"low": low, "high": high, "log": log})]
+    as_written, *sampled = trials(count + 1, {"a": 0.1}, a={"low": low, "high": high, "log": log})
+    assert as_written == {("a",): 0.1}
+    found = [setting["a",] for setting in sampled]
     values = np.log(np.array(found) / low) / math.log(high / low) if log else (np.array(found) - low) / (high - low)
     assert sorted(np.floor(values * count + 1e-3 * count * (values * count % 1 > 0.99))) == list(range(count))
 
 
 def test_two_ranges_are_covered_together():
     inner = {"of.b": {"low": 1e-4, "high": 1.0, "log": True}}
-    found = trials(16, {"a": 1.0, "of": {"b": 0.1}}, a={"low": 1.0, "high": 2.0}, **inner)
+    _, *found = trials(17, {"a": 1.0, "of": {"b": 0.1}}, a={"low": 1.0, "high": 2.0}, **inner)
     cells = {(int(4 * (one["a",] - 1)), int(math.log10(one["of", "b"]) + 4)) for one in found}
     assert cells == set(itertools.product(range(4), range(4)))
 
 
 def test_integers_and_lists():
-    assert sorted(one["a",] for one in trials(8, {"a": 3}, a={"low": 1, "high": 8})) == list(range(1, 9))
+    assert sorted(one["a",] for one in trials(9, {"a": 3}, a={"low": 1, "high": 8})[1:]) == list(range(1, 9))
     assert all(isinstance(one["a",], float) for one in trials(8, {"a": 3.0}, a={"low": 1, "high": 8}))
     both = {"a": [0.1, 0.2], "b": ["x", "y", "z"]}
-    assert len(trials(6, {}, **both)) == 6
-    assert len({str(one) for one in trials(6, {}, **both)}) == 6
-    assert 2 <= len(trials(4, {}, **both)) <= 4
+    assert len({str(one) for one in trials(6, {}, **both)[1:]}) == 6
+    assert len(trials(4, {}, **both)) == 4
+
+
+@pytest.mark.parametrize(
+    ("table", "space", "count"),
+    [
+        ("learning_rate = 0.05", "learning_rate = { low = 0.001, high = 0.1, log = true }", 4),
+        ("", "learning_rate = { low = 10.0, high = 20.0 }", 4),  # the default, outside of the range
+        ("learning_rate = 0.2", "learning_rate = [0.1, 0.2, 0.3]", 3),
+        ("", "learning_rate = [1, 2]", 3),
+        ("", "loss = ['squared', 'cross-entropy']", 3),  # as written it is left open
+    ],
+)
+def test_the_setting_as_written_is_one_of_the_trials_once(tmp_path, table, space, count):
+    text = f'name = "sgd"\nsteps = 8\n{table}\n[algorithms.tune]\ntrials = 4\n{space}\n'
+    suite = load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, text)))
+    (search,) = searches(suite)
+    specs = [spec for _, spec in search.trials]
+    assert specs[0] == suite.cells()[0].algorithm
+    assert (len(specs), specs.count(specs[0])) == (count, 1)
 
 
 # -- the search -----------------------------------------------------------------------------------------------------------
@@ -189,6 +209,13 @@ def test_a_trial_that_fails_once_is_out(tmp_path):
     assert found["chosen"] is found["algorithm"] is None
 
 
+def test_a_search_never_ends_with_less_than_the_setting_as_written(tmp_path):
+    """Where all sampled trials are worse, nothing changes: seen from the search, tuning cannot make it worse."""
+    search = search_of(tmp_path, 8)
+    found, _ = finish(search, lambda trial, seed: 1.0 if trial == 0 else 1.03)
+    assert found["algorithm"] == search.suite.cells()[1].algorithm
+
+
 # -- from the command line ------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +254,34 @@ def test_a_run_says_that_tuning_was_not_done_and_uses_what_is_written(tmp_path, 
     code, out, _ = call(capsys, "show", tmp_path / "small.toml", "--results", tmp_path / "results")
     assert code == 0
     assert " default " in out
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        (
+            "learning_rate = { low = 1e-6, high = 1e-4, log = true }",
+            "sgd: the largest learning_rate that was tried, 0.05",
+        ),
+        ("learning_rate = [1e-4, 1e-5, 1e-6]", "sgd: the largest learning_rate that was tried, 0.05"),
+        ("learning_rate = [0.05, 5.0, 1e-6]", ""),
+        ("schedule = ['constant', 'cosine']", ""),
+    ],
+)
+def test_a_choice_at_the_end_of_its_range_is_said_wherever_it_is_used(tmp_path, capsys, space, said):
+    table = f'name = "sgd"\nlearning_rate = 0.05\nsteps = 20\n[algorithms.tune]\ntrials = 4\n{space}\n'
+    path, results = write_suite(tmp_path, suite_text(LINE, [1.0], 20, 2, table)), tmp_path / "results"
+    tune(capsys, path, results)
+    shown = [
+        run(capsys, path, results)[1],
+        call(capsys, "show", path, "--results", results)[2],
+        call(capsys, "show", results / "small")[2],
+        call(capsys, "tune", path, "--results", results)[1].replace("\n", " "),
+    ]
+    expected = f"{said}, is chosen: widen its range" if said else ""
+    for text in shown:
+        assert ("widen its range" in text) is bool(said)
+        assert expected.removeprefix("sgd: ") in text
 
 
 def test_a_run_uses_the_choice_and_its_key_holds_the_search(done, capsys):
