@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -29,7 +29,8 @@ from smimbench.suite import SuiteError
 from smimbench.suite.cells import Cell, Suite
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """One part of a suite: part ``number`` (from 1) of ``count``."""
 
     number: int
