@@ -215,7 +215,9 @@ def theory(
         If neither or both of a suite and a problem are given, or a parameter or a sample ratio is wrong.
     """
     import tempfile
+    from inspect import signature
 
+    from smimbench.files import suggestion
     from smimbench.report.solved_theory import Theory
     from smimbench.report.theory_document import add_verification, asks_predictions, theory_document
     from smimbench.run.theory_cache import TheoryCache
@@ -230,9 +232,8 @@ def theory(
         name, text, given = suite_of_items(items, parameters, alphas or ())
         suite = parse_suite(Path(f"{name}.toml"), text, [*given, *overrides])
     elif parameters:
-        raise ValueError(
-            f"theory of a suite has no argument {', '.join(map(repr, parameters))}; overrides change a suite"
-        )
+        name, arguments = next(iter(parameters)), list(signature(theory).parameters)
+        raise ValueError(f"theory of a suite has no argument {name!r}; {suggestion(name, arguments)}")
     elif named := [key for key, value in items.items() if value is not None]:
         raise ValueError(f"{', '.join(named)}: name a problem or give a suite, not both")
     else:

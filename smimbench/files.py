@@ -96,6 +96,14 @@ def suggestion(word: str, known: Iterable[Any], shown: int = 40) -> str:
     )
 
 
+def missing(key: str, given: Iterable[Any]) -> str:
+    """Text that a key is missing, and which of the given words looks like it."""
+    import difflib
+
+    close = difflib.get_close_matches(key, map(str, given), 1)
+    return f"is missing ({close[0]!r} looks like a typo)" if close else "is missing"
+
+
 def error_place(error: BaseException) -> str:
     """File and line of an error: the last ones outside of libraries, or the last of all."""
     import traceback

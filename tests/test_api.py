@@ -157,3 +157,18 @@ def test_plugins_import_public_modules_of_the_engine_only():
         for module in re.findall(r"^\s*from (smimbench(?:\.\w+)*) import", path.read_text(), re.MULTILINE):
             importlib.import_module(module)
             assert not any(part.startswith("_") for part in module.split(".")), (path, module)
+
+
+@pytest.mark.parametrize(("named", "message"), [
+    ({"chanel": "softmax"}, "channel is missing ('chanel' looks like a typo)"),
+    ({"channel": "softmax", "alhpa": 0.1}, "alpha is missing ('alhpa' looks like a typo)"),
+    ({"channel": "softmax", "alpha": 0.1, "bta": 2.0}, "bta is no option and no parameter of this problem; did you mean 'beta'?"),
+])  # fmt: skip
+def test_a_misspelled_argument_is_named(named, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        smimbench.theory(model="attention-indexed", prior="wishart", **named)
+
+
+def test_a_misspelled_argument_next_to_a_suite_is_named():
+    with pytest.raises(ValueError, match="theory of a suite has no argument 'alhpa'; did you mean 'alpha'"):
+        smimbench.theory("quickstart", alhpa=0.1)

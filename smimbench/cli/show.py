@@ -202,7 +202,7 @@ def _asked(request: Request, words: Sequence[str], items: dict[str, str | None],
             raise click.UsageError(str(error)) from None
         return replace(request, name=name, text=text, overrides=(*given, *request.overrides))
     if unknown := [word for word in words if word.startswith("-")]:
-        raise click.NoSuchOption(unknown[0].partition("=")[0])
+        raise click.NoSuchOption(unknown[0].partition("=")[0], possibilities=_options())
     if len(words) != 1:
         raise click.UsageError("give one suite, or --model, --channel and --prior")
     return replace(request, name=words[0])
@@ -217,9 +217,14 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             raise click.UsageError(f"unexpected {word!r}: give a suite, or --model, --channel and --prior")
         if not equals:
             value = next(rest, "")
-        if not value:
-            raise click.UsageError(f"{name} needs a value")
+        if not value or value.startswith("--"):
+            raise click.NoSuchOption(name, f"{name} needs a value.", _options())
         yield name[2:].replace("-", "_"), value
+
+
+def _options() -> list[str]:
+    """Options of the present command."""
+    return [name for parameter in click.get_current_context().command.params for name in parameter.opts]
 
 
 def _solve_of_runs(request: Request, suite: Suite) -> None:

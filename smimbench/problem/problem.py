@@ -17,7 +17,7 @@ from smimbench.derive import complete_channel
 from smimbench.derive.features import WeightedPrior, weighted
 from smimbench.derive.mixed import WhitenedModel, mixed_channel, site_mixing
 from smimbench.derive.prior import complete_prior
-from smimbench.files import ForeseenError, JsonObject, canonical_json, error_line, error_place
+from smimbench.files import ForeseenError, JsonObject, canonical_json, error_line, error_place, missing
 from smimbench.interfaces import (
     Array,
     Channel,
@@ -213,7 +213,9 @@ class Problem:
         table = {"name": what} if isinstance(what, str) else dict(what)
         name = table.pop("name", None)
         if not isinstance(name, str):
-            raise ProblemError(f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}")
+            raise ProblemError(
+                f"{kind}.name", missing("name", table) if name is None else f"must be a string, got {name!r}"
+            )
         with explained(kind):
             entry = get_registry().get(kind, name, None if kind == "model" else self.model.name)
             if provided.get("symmetric") is False and "symmetric" not in signature_of(entry.item):

@@ -8,10 +8,10 @@ import inspect
 import json
 import math
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from smimbench.files import JsonObject, plain_value, suggestion
+from smimbench.files import JsonObject, missing, plain_value, suggestion
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.checks import shown
 
@@ -153,7 +153,7 @@ def explain_validation(error: Any) -> tuple[str, str]:
     first = max((e for e in found if _written(e["loc"])[: len(own)] == own), key=lambda e: len(_written(e["loc"])))
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _written(first["loc"]))[1:]
     if first["type"] == "missing":
-        return key, "is missing"
+        return key, missing(str(first["loc"][-1]), first["input"])
     if first["type"] == "value_error":
         return key, str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "too_short" and first["ctx"]["min_length"] == 1:
@@ -187,6 +187,13 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     """Error message for an unknown key, with suggestions."""
     names = sorted(known)
     return f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
+
+
+def require_known(names: Iterable[str], known: Collection[str], *way: str) -> None:
+    """Raise ParameterError for the first name that is not known; ``way`` names the tables that it is in."""
+    for name in names:
+        if name not in known:
+            raise ParameterError(".".join((*way, name)), unknown_key(name, known))
 
 
 def _tuples(params: JsonObject, hints: JsonObject) -> JsonObject:

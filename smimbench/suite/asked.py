@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.files import JsonObject, plain_value
+from smimbench.files import JsonObject, missing, plain_value, suggestion
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import get_registry
 
@@ -72,10 +72,13 @@ def suite_of_items(
     ValueError
         An item or the sample ratios are missing, or a parameter belongs to none of the items, or to several.
     """
-    if missing := [kind for kind in KINDS if items.get(kind) is None]:
-        raise ValueError(f"a problem without a suite needs {' and '.join(missing)}, too")
+    for kind in KINDS:
+        if items.get(kind) is None:
+            raise ValueError(
+                f"{kind} {missing(kind, parameters)}; a problem without a suite needs {', '.join(KINDS)}, alpha"
+            )
     if not alphas:
-        raise ValueError("a problem without a suite needs its sample ratios: alpha 0.1, or 0.1:0.3:20")
+        raise ValueError(f"alpha {missing('alpha', parameters)}; give sample ratios: 0.1, or 0.1:0.3:20")
     kinds = KINDS if items.get("inputs") is None else (*KINDS, "inputs")
     found = {kind: get_registry().get(kind, str(items[kind]), items["model"]) for kind in kinds}
     known = {
@@ -87,8 +90,8 @@ def suite_of_items(
         text = value if isinstance(value, str) else json.dumps(value, default=plain_value)
         owners = [kind for kind in kinds if name in known[kind]]
         if not owners:
-            listed = "; ".join(f"{kind}: {', '.join(known[kind])}" for kind in kinds if known[kind])
-            raise ValueError(f"{name} is no option and no parameter of this problem ({listed})")
+            words = [*kinds, "alpha", *(word for kind in kinds for word in known[kind])]
+            raise ValueError(f"{name} is no option and no parameter of this problem; {suggestion(name, words)}")
         if len(owners) > 1:
             raise ValueError(f"{' and '.join(owners)} have {name}: set problem.{owners[0]}.{name}={text}")
         given.append(f"problem.{owners[0]}.{name}={text}")

@@ -80,7 +80,7 @@ def _pick(items: list[Any], key: str, file: str, where: str) -> Any:
     if key.isdigit() and int(key) < len(items):
         return items[int(key)]
     names = [str(item.get("label", item.get("name"))) for item in tables]
-    raise SuiteError(file, where, f"no such entry; choose from {', '.join(names) or 'none'}")
+    raise SuiteError(file, where, f"no such entry; {suggestion(key, names)}")
 
 
 def read_condition(text: str) -> Condition:

@@ -18,7 +18,7 @@ from smimbench.files import JsonObject, attempt, canonical_json, printable, read
 from smimbench.problem.assumed import assumed_problem
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained
 from smimbench.registry.metrics import find_metric
-from smimbench.registry.parameters import explain_validation, is_value, unknown_key
+from smimbench.registry.parameters import explain_validation, is_value, require_known, signature_of, unknown_key
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, Unmade, by_dimension, make_algorithm
@@ -69,7 +69,8 @@ def find_suite(name: str) -> Path:
     if name in known:
         return known[name]
     file = f"{name}.toml"
-    meant = f"did you mean {file!r}?" if Path(file).is_file() else suggestion(name, known)
+    near = [*shipped_suites(), *(path.name for path in Path().glob("[!.]*.toml"))]
+    meant = f"did you mean {file!r}?" if Path(file).is_file() else suggestion(name, [*near, *shipped_figures()])
     raise SuiteError(name, "", f"no such file and no shipped suite; {meant}")
 
 
@@ -374,6 +375,7 @@ class _Reader:
             try:
                 with explained("algorithm"):
                     entry = get_registry().get("algorithm", table.name)
+                    require_known(table.model_extra or (), [*signature_of(entry.item), *AlgorithmTable.model_fields])
                     for setting in product(axes):
                         parameters = with_setting(table.parameters(), setting)
                         item, spec = make_algorithm(entry, parameters)

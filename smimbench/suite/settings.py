@@ -12,16 +12,15 @@ import pydantic
 from smimbench.files import attempt
 from smimbench.interfaces import ParameterError
 from smimbench.registry.adapters import sizes
-from smimbench.registry.parameters import build, explain_validation, takes_lists
+from smimbench.registry.parameters import build, explain_validation, require_known, signature_of, takes_lists
 from smimbench.registry.registry import RegistryError, get_registry
-from smimbench.suite.schema import Range, distinct
+from smimbench.suite.schema import Range, TuneTable, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.suite.cells import ProblemPlan
-    from smimbench.suite.schema import TuneTable
 
 Key = tuple[str, ...]
 """Where a parameter is written: its name, after that of the table that it is in (``("of", "learning_rate")``)."""
@@ -119,6 +118,7 @@ def tune_of(table: TuneTable, axes: Mapping[Key, Any], item: Any, parameters: Js
         If the algorithm cannot be made at an end of a range or at a value of a list, or would not be run for the same steps and
         samples.
     """
+    require_known(table.model_extra or (), [*signature_of(item), *TuneTable.model_fields])
     space = _space(table.model_extra or {})
     if not space:
         raise ParameterError(
@@ -145,6 +145,7 @@ def _space(table: JsonObject, *before: str) -> Space:
         if isinstance(value, dict) and not value.keys() & Range.model_fields.keys():
             found |= _space(value, *path)
             continue
+        require_known(value if isinstance(value, dict) else (), Range.model_fields, *path)
         try:
             found[path] = list(distinct(value)) if isinstance(value, list) else Range.model_validate(value)
         except pydantic.ValidationError as error:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smimbench.files import JsonObject
+from smimbench.files import JsonObject, suggestion
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.registry.adapters import algorithm_class
@@ -185,7 +185,7 @@ def refuse_unknown(ids: Iterable[str], found: Iterable[CheckContext]) -> None:
     """Raise CheckError for a check id that does not exist for these items."""
     known = {one.id for context in found for one in all_checks(context.kind)}
     if odd := sorted(set(ids) - known):
-        raise CheckError(f"no check is called {', '.join(odd)}; choose from {', '.join(sorted(known))}")
+        raise CheckError(f"no check is called {odd[0]!r}; {suggestion(odd[0], sorted(known))}")
 
 
 def contexts(item: Any, *, seed: int = 0, parameters: JsonObject | None = None) -> list[CheckContext]:
@@ -228,6 +228,6 @@ def _named(name: str, parameters: JsonObject | None) -> list[Entry]:
     taking = [e for e in found if set(parameters or ()) <= set(signature_of(e.item))]
     if not taking:
         taken = {p for e in found for p in signature_of(e.item)}
-        odd = ", ".join(sorted(set(parameters or ()) - taken))
-        raise CheckError(f"{name!r} has no parameter {odd}; it takes {', '.join(sorted(taken)) or 'no parameters'}")
+        odd = sorted(set(parameters or ()) - taken)[0]
+        raise CheckError(f"{name!r} has no parameter {odd}; {suggestion(odd, sorted(taken))}")
     return taking

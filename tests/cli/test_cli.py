@@ -321,7 +321,7 @@ SHOWN = [
     ("info wishart", 0, ["prior wishart", "parameters", "rho", "required", "arXiv:"]),
     ("info adam", 0, ["theory of its own", "every step depends on all earlier ones"]),
     ("info quickstart", 0, ["[[problems]]"]),
-    ("plugins", 0, ["loaded channels"]),
+    ("plugins", 0, ["loaded attention"]),
     ("plugins --plugins {tmp}/drop", 1, ["loaded good", "channel twice", BAD]),
     ("list channels --plugins {tmp}/drop/good.py --trace-plugins", 0, ["loading good of good", "channel twice"]),
     ("doctor", 0, ["versions", "numpy", "blas", "gpu", "cupy", "plugins"]),

@@ -1,15 +1,19 @@
 """Suites: what is read, and one clear line for everything that cannot be."""
 
+import copy
+import difflib
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import tomli_w
 
 import smimbench
 from smimbench.files import canonical_json
 from smimbench.registry.registry import Registry, using
 from smimbench.suite import SuiteError
-from smimbench.suite.reader import load_suite, shipped_suites
+from smimbench.suite.reader import load_suite, parse_suite, shipped_suites
 from tests.helpers import ATTENTION, CHANNEL, SUITE, call, write_suite
 
 WISHART = 'prior   = { name = "wishart", rho = 0.5 }'
@@ -191,6 +195,58 @@ def test_a_byte_order_mark_and_line_ends_of_other_systems_change_nothing(tmp_pat
     changed = load_suite(tmp_path / "small.toml")
     assert changed.text == plain.text
     assert [cell.key for cell in changed.cells("numpy")] == [cell.key for cell in plain.cells("numpy")]
+
+
+WHOLE = {
+    "suite": {"title": "all tables", "description": "", "reference": "", "duration": "", "plugins": False},
+    "problem": {
+        "label": "line",
+        "model": {"name": "sequence-multi-index", "tokens": 2},
+        "channel": {"name": "linear", "noise": 0.2},
+        "prior": {"name": "gaussian"},
+        "inputs": {"name": "power-law", "exponent": 1.0},
+    },
+    "grid": {"alpha": [0.5], "dimension": [30], "seeds": 2, "seed": 1, "max_cells": 100},
+    "algorithms": [
+        {"name": "gamp", "label": "other", "damping": 0.5, "assumed": {"channel": {"noise": 0.3}}},
+        {"name": "adam", "steps": 5, "tune": {"trials": 4, "learning_rate": {"low": 0.1, "high": 1.0, "log": True}}},
+        {"name": "averaged", "of": {"name": "sgd", "steps": 5}},
+    ],
+    "run": {"tolerance": 1e-3, "max_iterations": 5, "timeout": 9.0, "metrics": ["mse"], "start": "uninformed", "target": 1e-3,
+            "dtype": "float64", "draw": "host"},
+}  # fmt: skip
+
+
+def places(value, way=()):
+    """Where the keys of a document are."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        if isinstance(key, str):
+            yield (*way, key)
+        yield from places(value[key], (*way, key))
+
+
+def misspelled(word: str) -> set[str]:
+    """All words with two neighboring letters exchanged, or with one left out."""
+    exchanged = {word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(len(word) - 1)}
+    return (exchanged | {word[:i] + word[i + 1 :] for i in range(len(word))}) - {word, ""}
+
+
+@pytest.mark.parametrize("way", [*places(WHOLE)], ids=lambda way: ".".join(map(str, way)))
+def test_every_misspelled_key_is_told_from_the_right_one(way):
+    """Each is named, with the key that was meant, wherever it stands; of two letters none can be guessed."""
+    *above, key = way
+    for typo in sorted(misspelled(key)) if len(key) > 2 else ():
+        document = copy.deepcopy(WHOLE)
+        table = document
+        for step in above:
+            table = table[step]
+        if difflib.get_close_matches(typo, [name for name in table if name != key]):  # seeds and seed, log and low
+            continue
+        table[typo] = table.pop(key)
+        with pytest.raises(SuiteError) as refused:
+            parse_suite(Path("small.toml"), tomli_w.dumps(document))
+        assert typo in str(refused.value)
+        assert f"'{key}'" in str(refused.value) or f"{key}: is missing" in str(refused.value), str(refused.value)
 
 
 def test_an_infinite_timeout_is_no_limit(tmp_path):

@@ -141,7 +141,7 @@ def test_list(capsys):
         (("gausian",), "nothing is called 'gausian'; did you mean 'gaussian'"),
         (("nothing-like-it-at-all",), "see 'smimbench list'"),
         ((), "give the NAME of an item"),
-        (("gaussian", "--only", "nope"), "no check is called nope"),
+        (("gaussian", "--only", "nope"), "no check is called 'nope'"),
         (("wishart", "--set", "rho"), "must be KEY=VALUE"),
         (("wishart", "--set", "rho=-1"), "cannot be made: rho"),
         (("wishart", "--set", "width=2"), "has no parameter width"),

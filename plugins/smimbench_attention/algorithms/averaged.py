@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace, read_together
+from smimbench.files import missing
 from smimbench.interfaces import (
     Algorithm,
     AlgorithmPrediction,
@@ -78,7 +79,8 @@ class Averaged(Algorithm):
         table = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
         name, package, *_ = (table.pop(key, None) for key in ("name", "distribution", "version", "source"))
         if not isinstance(name, str):
-            raise ParameterError("of.name", f"must be the name of an algorithm, got {name!r}")
+            wrong = missing("name", table) if name is None else f"must be the name of an algorithm, got {name!r}"
+            raise ParameterError("of.name", wrong)
         if name == self.name:
             raise ParameterError("of.name", f"must not be {name!r} itself; raise students instead")
         try:
