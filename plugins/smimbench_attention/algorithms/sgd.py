@@ -111,7 +111,7 @@ class _Sized(Sgd):
     example: ClassVar[dict[str, Any]] = {"steps": 100}
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        """Theory of one pass over linear labels of low rank, feature by feature
+        """Theory of one pass over linear labels of low rank, feature by feature or, for ``signsgd``, from draws of its steps
         (``smimbench_attention.algorithms.gradient.online_spectrum``); of ``muon``, also of samples seen again, as for ``sgd``.
         """
         if self.online:

@@ -51,6 +51,12 @@ class Accuracy(NamedTuple):
         Least draws of every start: their spread is the stated error.
     draw_latents : float
         Most latents of all draws, some ten seconds.
+    sign_draws : tuple of int
+        Least and most draws of ``signsgd``.
+    sign_sets : int
+        Sets of them whose mean overlaps errors of prediction are computed for.
+    sign_entries : float
+        Most entries of students in all steps of these draws, some ten seconds.
     limit_latents : float
         Latents for which the limit of large D is added to a trajectory that is drawn for one D.
     starts, moments : int
@@ -70,6 +76,9 @@ class Accuracy(NamedTuple):
     draws: tuple[int, int] = (64, 256)
     sets: int = 4
     draw_latents: float = 6e7
+    sign_draws: tuple[int, int] = (64, 1024)
+    sign_sets: int = 16
+    sign_entries: float = 1e8
     limit_latents: float = 4e7
     starts: int = 16
     moments: int = 120

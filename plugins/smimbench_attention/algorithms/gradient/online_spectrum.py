@@ -11,16 +11,17 @@ noise I``, the gradient ``G = (2 / B) sqrt(D) sum r x^T`` of ``sgd`` has, in fea
 
 so that mean second moments of teacher, student and velocity in every feature obey closed linear equations at every D.
 
-``signsgd`` sees of a feature whether ``sum r x_k > 0``. Given its residuals, x_k is normal with the mean
-``rho_k sqrt(lambda_k / S) r``, ``rho_k = sqrt(lambda_k / (D S)) delta_k``, hence for a component
+Signs of a gradient are no linear function of it, and for a steep spectrum few features decide the residuals: means do not close.
+But a batch is a matrix ``r^T x`` of N = B C rows, whose law is known: the residuals have ``r^T r = L L^T``, a Wishart matrix of
+covariance S, and given them
 
 .. math::
 
-    E\,\mathrm{sign}\,G_k = 2 F_{BC}\Big(\sqrt{BC}\, \frac{\rho_k}{\sqrt{1 - \rho_k^2}}\Big) - 1,
+    \Big(\sum r x_k\Big)_k = L \big(L^T S^{-1} u_k + \zeta_k\big) \sqrt{\lambda_k}, \qquad u_k = \sqrt{\lambda_k / D}\, \delta_k,
+    \qquad E\,\zeta_k \zeta_l^T = (1_{k=l} - u_k^T S^{-1} u_l)\, I,
 
-with F the distribution function of Student's t with B C degrees of freedom ((2 / pi) arcsin rho for one row), and the square of a
-sign is 1. It is taken at the root of the mean square of ``delta_k``: exact where it is linear in it, that is but for few leading
-features of a steep spectrum, and where delta_k is known.
+with ``(1 - V^T V)^{1/2} = 1 - V^T (1 + \sqrt{noise} S^{-1/2})^{-1} V`` for ``V = S^{-1/2} u``. A step of a draw costs P D normal
+numbers in place of N D; the mean over draws of teacher, student and steps is the mean over runs, at every D and for any spectrum.
 
 ``muon`` moves along ``sqrt(D) (v v^T)^{-1/2} v``. ``A = v v^T / D`` (P, P) is a mean over features and rows, which concentrates
 as D and B grow unless few features carry it. With ``m_k`` and ``f_k`` the squared mean and the variance of feature k in a
@@ -29,7 +30,7 @@ steps too long. Where it is above ``FLUCTUATION`` nothing is predicted.
 
 References
 ----------
-arXiv:2411.12135 (``signsgd``, one row); arXiv:2605.09552 (``muon``, for square matrices); batches, tokens and few components
+arXiv:2411.12135 (``signsgd``, large D); arXiv:2605.09552 (``muon``, for square matrices); batches, tokens and few components
 derived, checked by tests/algorithms/test_online_spectrum.py.
 """
 
@@ -42,7 +43,16 @@ import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.numerics import inverse_root
-from smimbench_attention.algorithms.gradient.online import Path, Rule, follow, gram_after
+from smimbench_attention.algorithms.gradient.online import (
+    LARGEST,
+    Diverges,
+    Path,
+    Rule,
+    follow,
+    gram_after,
+    moved,
+    triangle,
+)
 from smimbench_attention.algorithms.gradient.online_fields import turned
 
 FLUCTUATION = 0.08
@@ -68,7 +78,7 @@ def solve_features(
 
     Parameters
     ----------
-    moves : {"gradient", "sign", "polar"}
+    moves : {"gradient", "polar"}
         What the student moves along.
     variances, shares : ndarray (K,)
         Values of lambda, and the share of the features that each is of.
@@ -101,14 +111,8 @@ def solve_features(
     def after(gram: Host, step: int) -> Host:
         error = difference @ gram @ turned(difference)
         residual = np.sum(shares * values * error, axis=0) + noise * one
-        if moves == "sign":
-            spread = np.sqrt(np.diagonal(residual, axis1=-2, axis2=-1) * dimension / values[..., 0])
-            size = np.maximum(np.sqrt(np.diagonal(error, axis1=-2, axis2=-1)), 1e-9 * spread)
-            mean = _mean_sign(np.minimum(size / spread, 1 - 1e-12), rows)
-            toward, fresh = one * (mean / size)[..., None], one * (1 - mean**2)[..., None]
-        else:
-            toward = 2 * sites * values * one
-            fresh = 4 * sites / rule.fraction * values * residual + toward @ error @ toward / rows
+        toward = 2 * sites * values * one
+        fresh = 4 * sites / rule.fraction * values * residual + toward @ error @ toward / rows
         fresh[:, starts:] = 0
         parts = [np.broadcast_to(part, (*error.shape[:-1], part.shape[-1])) for part in (toward @ difference, one)]
         metric = np.zeros((*gram.shape[:-2], R + P, R + P))
@@ -127,8 +131,51 @@ def solve_features(
     return path
 
 
-def _mean_sign(correlation: Host, rows: float) -> Host:
-    """Mean sign of ``sum r x`` over so many rows of normal r, x of this correlation."""
-    from scipy.special import stdtr
+def draw_signs(
+    rule: Rule, variances: Host, noise: float, rows: int, begin: Host, wanted: Sequence[int], rng: np.random.Generator
+) -> Path:
+    """Overlaps of draws of ``signsgd`` at given steps, in the metric of the latents.
 
-    return np.asarray(2 * stdtr(rows, np.sqrt(rows) * correlation / np.sqrt(1 - correlation**2)) - 1)
+    Parameters
+    ----------
+    variances : ndarray (D,)
+        Values of lambda.
+    rows : int
+        Independent rows of a batch: its samples times the tokens.
+    begin : ndarray (sets, starts, R, D)
+        Teacher, student and, with momentum, velocity of every draw.
+    wanted : sequence of int
+        Steps, ascending, the first one 0.
+
+    Raises
+    ------
+    Diverges
+    """
+    D, P = len(variances), begin.shape[-2] // (3 if rule.momentum else 2)
+    rule = replace(rule, direction=lambda along, metric: np.sign(along))
+    scale, one, degrees = np.sqrt(variances), np.eye(P), np.maximum(rows - np.arange(P), 0)
+
+    def gradient(vectors: Host) -> Host:
+        """Gradients of a batch of every draw."""
+        u = (vectors[..., P : 2 * P, :] - vectors[..., :P, :]) * (scale / np.sqrt(D))
+        covariance = u @ turned(u) + noise * one
+        root = inverse_root(covariance, 1e-30)
+        wishart = np.tril(rng.standard_normal(covariance.shape), -1)
+        wishart[..., range(P), range(P)] = np.sqrt(2 * rng.standard_gamma(degrees / 2, covariance.shape[:-1]))
+        wishart[..., rows:] = 0
+        residuals, towards = triangle(covariance) @ wishart, root @ u
+        fresh = rng.standard_normal(u.shape)
+        fresh -= fresh @ turned(towards) @ np.linalg.inv(one + np.sqrt(noise) * root) @ towards
+        return 2 / (rule.fraction * np.sqrt(D)) * residuals @ (turned(residuals) @ root @ towards + fresh) * scale
+
+    vectors, kept = begin, []
+    for step in range(int(wanted[-1]) + 1):
+        if step in wanted:
+            gram = (vectors * variances) @ turned(vectors) / D
+            # NaN fails, too.
+            if not np.abs(gram[..., : 2 * P, : 2 * P]).max() <= LARGEST:
+                raise Diverges("the overlaps grow without bound")
+            kept.append(gram)
+        if step < wanted[-1]:
+            vectors = moved(rule, vectors, gradient(vectors), step)
+    return Path.of(wanted, np.stack(kept, axis=1), P)

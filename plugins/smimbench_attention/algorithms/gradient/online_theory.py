@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from smimbench_attention.algorithms.gradient.online import (
     solve,
 )
 from smimbench_attention.algorithms.gradient.online_fields import evaluations
-from smimbench_attention.algorithms.gradient.online_spectrum import Fluctuates, solve_features
+from smimbench_attention.algorithms.gradient.online_spectrum import Fluctuates, draw_signs, solve_features
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 
@@ -44,13 +44,12 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     loss = algorithm.loss or fitting_loss(problem)
     # Linear labels: means of the overlaps follow closed equations at every D, and not only as D grows.
     closed = evaluations(problem, loss) == 1 and not algorithm.spherical
+    signs = algorithm.moves == "sign"
     by_feature = problem.features is not None or algorithm.moves != "gradient"
     if by_feature and not closed:
         if algorithm.spherical:
             return "descent on a sphere has no closed equations feature by feature"
         return "equations of single features are closed for linear labels of tokens that are independent only"
-    if algorithm.moves == "sign" and (algorithm.momentum or algorithm.weight_decay):
-        return "signs of a velocity, or with weight decay, have no closed equations"
     rule = Rule(
         rate=lambda step: algorithm._rate(step, steps),
         fraction=batch / D,
@@ -68,7 +67,9 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     draws = 0 if by_feature else affordable(problem, steps, batch, len(starts) * (8 if closed else 1), D)
     drawn = None
     try:
-        if by_feature:
+        if signs:
+            path = _by_draws_of_signs(problem, rule, wanted, D)
+        elif by_feature:
             path = _by_feature(problem, rule, algorithm.moves, conditions.starts, wanted, D)
         else:
             drawn = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D) if draws else None
@@ -85,16 +86,24 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         if not by_feature
         else f"recursion feature by feature, {len(path.cross)} starts"
     )
-    if not (by_feature or conditions.starts):
+    if signs:
+        method = f"mean of {len(path.cross)} draws of the steps at this dimension"
+    elif not (by_feature or conditions.starts):
         path, drawn = by_start(path), drawn and by_start(drawn)
     ends = _overlaps_at_end(path)
     lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
     if averaged:
         method = f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
         method += f"; {lost:.1%} of them diverge and are left out" if lost else ""
-    point = limit_point(problem, alpha, ends, method=method, branch="online descent")
+    point = limit_point(problem, alpha, ends, method=method, branch="online descent", prediction=not signs)
+    if signs:
+        # Errors of prediction of linear labels are linear in the overlaps: a few means stand for all draws.
+        sets = [np.array_split(part[:, -1, 0], online_fields.ACCURACY.sign_sets) for part in path[1:]]
+        means = [[Overlaps(*(draws.mean(axis=0) for draws in parts))] for parts in zip(*sets)]
+        predicted = limit_point(problem, alpha, means, method=method).more
+        point.more.update({name: predicted[name] for name in ("generalization_error", "generalization_error_error")})
     found = trajectory_of(problem, path, batch)
-    if closed:
+    if closed and not signs:
         # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.
         ratios = course = None
         # Few features hold most of an overlap where variances are unequal: it varies as with so many.
@@ -154,6 +163,25 @@ def _by_feature(problem: Problem, rule: Rule, moves: str, given: Sequence[Overla
         begin[..., : 2 * P, : 2 * P] = square / shares[:, None, None, None]
     path = solve_features(rule, moves, values, shares / D, float(noise.mean()), problem.model.sites, D, begin, wanted)
     return path if given else by_start(path)
+
+
+def _by_draws_of_signs(problem: Problem, rule: Rule, wanted: list[int], D: int) -> Path:
+    """Path of as many draws of ``signsgd``, from teacher and start to end, as there is time for."""
+    P, (fewest, most) = problem.components, online_fields.ACCURACY.sign_draws
+    count = min(most, int(online_fields.ACCURACY.sign_entries / (wanted[-1] * P * D)))
+    if count < fewest:
+        raise TooLong(f"{wanted[-1]} steps")
+    rng, prior, noise = (
+        monte_carlo_rng("online descent: signs", D),
+        cast("Any", problem.prior),
+        noise_of_identity(problem),
+    )
+    draws = [(prior.sample(rng, P, D), prior.factor.draw(rng, P, D, None)) for _ in range(count)]
+    begin = np.zeros((count, 1, P * (3 if rule.momentum else 2), D))
+    begin[:, 0, : 2 * P] = np.reshape(draws, (count, 2 * P, D))
+    features = np.ones(D) if problem.features is None else problem.features
+    rows = round(rule.fraction * D) * problem.model.sites
+    return draw_signs(rule, features, float(np.mean(cast("Any", noise))), rows, begin, wanted, rng)
 
 
 def by_start(path: Path) -> Path:
