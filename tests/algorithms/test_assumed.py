@@ -105,9 +105,33 @@ def test_a_wrong_noise_of_linear_labels_is_a_wrong_penalty_of_ridge_regression()
     expected = float(weights @ ((penalty**2 + 0.3 * s) / (s + penalty) ** 2))
     other = assumed_problem(problem, {"channel": {"noise": penalty}})
     point = Gamp().theory(problem, 0.7, Conditions(), assumed=other)
-    assert point.mse == pytest.approx(expected, rel=2e-3)
+    assert point.mse == pytest.approx(expected, rel=1e-5)
     found = own_theory(Assuming(Ridge(), {"channel": {"noise": penalty}}), problem, 0.7, Conditions())
     assert found.mse == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("noise", "assumed", "components"), [(0.3, 0.0, 1), (0.3, 0.05, 2), (0.0, 0.4, 1), (0.1, 2.0, 3)]
+)
+@pytest.mark.parametrize("alpha", [0.2, 0.9])
+def test_linear_labels_and_a_gaussian_signal_have_a_closed_form(noise, assumed, components, alpha):
+    """That of ridge, and what GAMP claims is the optimal error of the assumed problem."""
+    problem = sequence("linear", noise=noise, components=components)
+    tables = {"channel": {"noise": assumed}}
+    other = assumed_problem(problem, tables)
+    point = Gamp().theory(problem, alpha, Conditions(), assumed=other)
+    ridge = own_theory(Assuming(Ridge(), tables), problem, alpha, Conditions())
+    assert point.mse == pytest.approx(ridge.mse, rel=1e-12)
+    assert (point.mse_error == 0).all()
+    claimed = np.array(point.more["calibration"]) * point.mse
+    assert claimed == pytest.approx(np.diagonal(competing(other, [alpha])[0][0].V), rel=1e-6, abs=1e-11)
+    assert all(abs(check.z) < 5 for check in point.draws() if check.quantity in ("signal", "V"))
+
+
+def test_least_squares_has_no_finite_error_where_equations_are_as_many_as_unknowns():
+    problem = sequence("linear", noise=0.3)
+    found = Gamp().theory(problem, 0.5, Conditions(), assumed=assumed_problem(problem, {"channel": {"noise": 0.0}}))
+    assert "infinite error" in found
 
 
 def test_erm_has_the_penalty_that_is_best_for_what_it_assumes():

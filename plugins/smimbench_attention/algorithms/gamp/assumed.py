@@ -16,6 +16,8 @@ M, Q from the estimate, ``V = E[d denoise / dR] Qhat^{-1}``. A matrix ``R = s (S
 
 .. math:: M = E f(s x) \xi(x), \qquad Q = E f(s x)^2, \qquad V = \frac{E f(s x) (x - \xi(x))}{\Delta s \hat Q}.
 
+Linear labels and a Gaussian signal, both assumed, make this ridge regression, which has a closed form.
+
 Right assumptions give M = Q, V = T - Q and one recursion. By Cauchy and Schwarz ``m^T chi^{-1} m`` is at most the information
 of the true posterior: nothing here is better than Bayes-optimal.
 
@@ -50,6 +52,7 @@ from smimbench.numerics import (
 from smimbench.problem import Problem
 from smimbench.theory import Check, compare, information_at, limit_point, offers_rough, overlap_at, prior_moments
 from smimbench_attention.algorithms.gamp.mismatched import SMALLEST_QHAT
+from smimbench_attention.algorithms.least_squares import noise_of_identity, ridge_overlaps
 
 ROUGHLY = 1e-6
 """Relative change that ends the recursion where numbers are not as good as that. Doubled: an iteration or two less."""
@@ -323,6 +326,14 @@ def mismatched_theory(
         problem.components > 1 or None in (problem.prior.law.spectral_means, assumed.prior.law.eigenvalue_map)
     ):
         return "with wrong assumptions its theory is for one matrix with a prior that gives its spectral law"
+    try:
+        exact = _ridge(problem, assumed, alpha)
+    except ValueError as error:
+        return f"GAMP with these assumptions does not converge: {error}"
+    if exact is not None:
+        return _prediction(
+            problem, assumed, alpha, conditions, [exact[0]], [exact[1]], "closed form of ridge regression"
+        )
     found: list[Orders] = []
     told: list[Message] = []
     growth = 0.0
@@ -337,16 +348,57 @@ def mismatched_theory(
         return f"GAMP with these assumptions does not converge: {error}"
     if growth > 1:
         return f"GAMP with these assumptions does not converge: errors grow by {growth:.3g} in every iteration"
+    return _prediction(problem, assumed, alpha, conditions, found, told, "state evolution, wrong assumptions")
+
+
+def _ridge(problem: Problem, assumed: Problem, alpha: float) -> tuple[Orders, Message] | None:
+    """Fixed point in closed form where labels are linear and the assumed signal is Gaussian: GAMP is then ridge regression.
+
+    None for other problems, and where components have penalties of their own.
+
+    Raises
+    ------
+    ValueError
+        Without an assumed noise, where there are just as many labels as directions.
+    """
+    noises = noise_of_identity(problem), noise_of_identity(assumed)
+    (T, mean), (second, known) = prior_moments(problem), prior_moments(assumed)
+    size, one = float(second[0, 0]), np.eye(len(second))
+    if noises[0] is None or noises[1] is None or mean.any() or known.any() or not np.allclose(second, size * one):
+        return None
+    R, Qhat = monte_carlo_rng("wrong assumptions: denoiser").standard_normal((len(T), 64)), 0.7 * one
+    if not np.allclose(assumed.prior.denoise(R, Qhat).estimate, R * size * 0.7 / (1 + size * 0.7), rtol=0, atol=1e-9):
+        return None
+    true, wrong = (float(noise.mean()) * one for noise in noises)
+    sites, penalty = problem.model.sites, wrong[0, 0] / size
+    M, Q = ridge_overlaps(T, true, alpha * sites, penalty)[1:]
+    claimed = ridge_overlaps(second, wrong, alpha * sites, penalty)
+    V = claimed.truth - 2 * claimed.cross + claimed.own + KNOWN * one
+    gain = np.linalg.inv(V + wrong)
+    told = problem.model.kappa * alpha * sites * gain
+    return Orders(M, Q, V), Message(told, told, told @ (T - M - M.T + Q + true) @ gain)
+
+
+def _prediction(
+    problem: Problem,
+    assumed: Problem,
+    alpha: float,
+    conditions: Conditions,
+    found: list[Orders],
+    told: list[Message],
+    method: str,
+) -> AlgorithmPrediction:
+    """The prediction from fixed points by independent sets of points, or from one in closed form, with its check by draws."""
     T = prior_moments(problem)[0]
-    V = np.mean([one.V for one in found], axis=0)
-    point = limit_point(
-        problem, alpha, [[Overlaps(T, one.M, one.Q)] for one in found], method="state evolution, wrong assumptions",
-        branch="informed" if conditions.start == "informed" else "own", V=V,
-    )  # fmt: skip
     at = Orders(*(np.mean(parts, axis=0) for parts in zip(*found)))
     by = Message(*(np.mean(parts, axis=0) for parts in zip(*told)))
-    errors = Message(*(np.std(parts, axis=0, ddof=1) / len(told) ** 0.5 for parts in zip(*told)))
-    spread = np.std([one.V for one in found], axis=0, ddof=1) / len(found) ** 0.5
+    point = limit_point(
+        problem, alpha, [[Overlaps(T, one.M, one.Q)] for one in found], method=method,
+        branch="informed" if conditions.start == "informed" else "own", V=at.V,
+    )  # fmt: skip
+    ddof = min(1, len(told) - 1)
+    errors = Message(*(np.std(parts, axis=0, ddof=ddof) / len(told) ** 0.5 for parts in zip(*told)))
+    spread = np.std([one.V for one in found], axis=0, ddof=ddof) / len(found) ** 0.5 + KNOWN
     return replace(point, draws=lambda: by_draws(problem, assumed, point, at, by, errors, spread))
 
 
