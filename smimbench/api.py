@@ -256,7 +256,7 @@ def theory(
     for document in documents:
         if "unsolved" in document:
             warnings.warn(f"{document['problem']['label']}: not solved: {document['unsolved']}", stacklevel=2)
-    cache.watch = lambda progress: None
+    cache.watch = lambda problem, progress: None
     return Theory(suite, documents, cache, alphas)
 
 

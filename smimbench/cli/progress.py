@@ -12,24 +12,28 @@ from smimbench.cli.options import complain, make_console
 from smimbench.report.labels import kind_of, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console
     from rich.progress import TaskID
 
     from smimbench.cli.options import Request
     from smimbench.files import JsonObject
+    from smimbench.problem.problem import Problem
+    from smimbench.report.charts import Chart
     from smimbench.report.theory_document import OnStage, Stage
     from smimbench.run.campaign import Campaign
     from smimbench.run.executor import Underway
-    from smimbench.run.theory_cache import Kept
+    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.theory_guard import Progress
+    from smimbench.suite.cells import Suite
 
 LONG_CELL = 5.0
 """Seconds after which a cell has a bar of its own on a terminal."""
 LONG_WAIT = 60.0
 """Seconds after which a line in a file or pipe says how many cells are done, or names one that is still running; repeated
 whenever its time has doubled."""
-PATIENCE = 2.0
+PATIENCE = 1.0
 """Seconds after which a line in a file or pipe names the theory being solved; repeated whenever the time has doubled."""
 
 
@@ -85,20 +89,25 @@ class _Bars:
         self._display.stop()
 
     def show(
-        self, key: str, name: str, count: str, seconds: float = 0.0, *, done: int = 0, total: int | None = None
+        self, key: str, name: str, count: str, seconds: float = 0.0, *, done: float = 0, total: int | None = None
     ) -> None:
         """Add or update a progress bar, which moves to and fro if the total is unknown."""
         if key not in self._tasks:
             self._tasks[key] = self._display.add_task(name, count=count)
         if total is None:
             count = f"{count}, {_clock(seconds)}"
-        self._display.update(self._tasks[key], completed=done, total=total, count=count)
+        self._display.update(self._tasks[key], description=name, completed=done, total=total, count=count)
 
     def keep_only(self, keys: Iterable[str]) -> None:
         """Remove all other bars."""
         for key in self._tasks.keys() - set(keys):
             self._display.remove_task(self._tasks.pop(key))
             self._display.refresh()
+
+
+def _display(console: Console, patience: float | None) -> _Bars | _Lines:
+    """Bars on a terminal, else lines after so many seconds; None shows nothing."""
+    return _Bars(console) if console.is_terminal and patience is not None else _Lines(patience)
 
 
 def run_watched(campaign: Campaign, request: Request) -> None:
@@ -112,7 +121,7 @@ def run_watched(campaign: Campaign, request: Request) -> None:
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
     """Report how far a campaign is, which cells take long, and why cells do not end well."""
     console, name, total = make_console(error=True), campaign.suite.name, len(campaign.missing)
-    display = _Lines(None if silent else LONG_WAIT) if silent or not console.is_terminal else _Bars(console)
+    display = _display(console, None if silent else LONG_WAIT)
     said: set[tuple[str, str]] = set()
     begin, done = time.monotonic(), 0
 
@@ -142,41 +151,70 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
 
 
 @contextlib.contextmanager
-def theory_progress(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[OnStage]:
-    """Report which theory is being solved; ``kept`` is called at Ctrl-C to say what has been stored.
+def theory_progress(
+    suite: Suite, cache: TheoryCache, alphas: Sequence[float] | None = None, *, silent: bool
+) -> Iterator[OnStage]:
+    """Report which curve of a suite is being solved, from the start on: whatever the cache solves, or a stage that is told.
 
     Raises
     ------
     Interrupted
-        After Ctrl-C.
+        After Ctrl-C; it says what has been stored of the theory at these sample ratios (default: the suite's).
     """
-    console = make_console(error=True)
-    display = _Lines(None if silent else PATIENCE) if silent or not console.is_terminal else _Bars(console)
-    begin = time.monotonic()
+    from smimbench.report.theory_document import Stage, kept_of
+
+    display = _display(make_console(error=True), None if silent else PATIENCE)
+    curves = [plan for plan in suite.chosen_plans if plan.problem.no_theory is None]
+    labels, begin, reached = [plan.label for plan in curves], time.monotonic(), 0.0
+
+    def show(number: int, name: str, count: str) -> None:
+        title = f"curve {number} of {len(curves)}: {name}"
+        display.show("theory", title, count, time.monotonic() - begin, done=reached, total=len(curves))
 
     def on_stage(stage: Stage) -> None:
-        name, done, total = f"{stage.problem}: {stage.what}", stage.progress.done, stage.progress.total
-        display.keep_only({name} if done < total else ())
+        nonlocal reached
+        number, (done, total, *_) = labels.index(stage.problem), stage.progress
         if done < total:
-            count = ", ".join(filter(None, (f"{done} / {total}", _where(stage))))
-            display.show(name, f"theory of {name}", count, time.monotonic() - begin, done=done, total=total)
+            # A curve that has all of its sample ratios may still lack thresholds: the bar is full at the very end.
+            reached = max(reached, number + 0.9 * done / total)
+            show(number + 1, stage.problem, f"{done} / {total}{_position(stage)}")
 
+    def on_progress(problem: Problem, progress: Progress) -> None:
+        for plan in curves:
+            if plan.problem is problem:
+                on_stage(Stage(plan.label, "theory", progress))
+
+    cache.watch = on_progress
+    if curves:
+        show(1, labels[0], "theory")
     try:
         with display:
             yield on_stage
     except KeyboardInterrupt:
-        points, thresholds, nodes = kept()
+        points, thresholds, nodes = kept_of(suite, alphas, cache)
         raise Interrupted(
             f"interrupted; kept so far: {_count(nodes, 'node')} of curves, {_count(points, 'sample ratio')} and the "
             f"thresholds of {_count(thresholds, 'problem')}; run the same command again to go on from there"
         ) from None
 
 
-def _where(stage: Stage) -> str:
-    """Number of nodes used and the current position on the curve, or the note of this stage."""
+def _position(stage: Stage) -> str:
+    """How far a curve has been followed, or the number of its nodes, or the note of this stage."""
     nodes, alpha = stage.progress.nodes, stage.progress.alpha
-    reached = "" if alpha is None else f", curve at alpha {alpha:.4g}"
-    return f"{_count(nodes, 'node')}{reached}" if nodes else stage.note
+    note = f"alpha {alpha:.3g}" if alpha is not None else _count(nodes, "node") if nodes else stage.note
+    return f", {note}" if note else ""
+
+
+def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart]:
+    """The same charts, and how many of them have been drawn."""
+    display, begin = _display(make_console(error=True), None if silent else LONG_WAIT), time.monotonic()
+    with display:
+        for number, chart in enumerate(charts):
+            count = f"{number + 1} of {len(charts)}"
+            display.show(
+                "figures", f"figure {chart.name}", count, time.monotonic() - begin, done=number, total=len(charts)
+            )
+            yield chart
 
 
 def _count(number: int, what: str) -> str:

@@ -108,7 +108,7 @@ def _solved(
     from smimbench.cli.progress import run_watched, theory_progress
     from smimbench.report.published import figure_chart, our_points, parts_of, published_points
     from smimbench.report.results import Results
-    from smimbench.report.theory_document import kept_of, theory_document
+    from smimbench.report.theory_document import theory_document
 
     assert suite.figure is not None
     parts, tables = parts_of(suite), []
@@ -132,20 +132,22 @@ def _solved(
     cache.predicts = any("generalization" in one.metric for one in suite.figure.curves)
     plans = tuple(replace(plan, alphas=tuple(sorted(alphas[plan.label]))) for plan in suite.plans)
     asked = replace(suite, plans=plans)
-    with theory_progress(silent=request.silent, kept=lambda: kept_of(asked, None, cache)) as on_stage:
+    with theory_progress(asked, cache, silent=request.silent) as on_stage:
         for one in theory_document(asked, None, cache, on_stage, workers=workers):
             if "unsolved" in one:
                 raise click.UsageError(f"{one['problem']['label']}: theory is not solved: {one['unsolved']}")
     results = Results(suite, request.store(suite), (), cache)
-    rows = results.rows if campaign else []
+    with theory_progress(suite, cache, silent=request.silent):
+        rows = results.rows if campaign else []
+        ours = [our_points(part, cache, rows, sorted(alphas[part.plans[0].label])) for part in parts]
+        lines = list(zip(parts, ours, tables))
+        chart = figure_chart(suite, cache, rows, lines)
     counts = Counter(record["status"] for _, record in results.pairs) if campaign else Counter()
     if lost := [f"{number} {status}" for status, number in counts.items() if status != "ok"]:
         request.remark(
             [f"runs that did not end well: {', '.join(lost)}, of {counts.total()}; their points may be missing"]
         )
-    ours = [our_points(part, cache, rows, sorted(alphas[part.plans[0].label])) for part in parts]
-    lines = list(zip(parts, ours, tables))
-    return lines, figure_chart(suite, cache, rows, lines)
+    return lines, chart
 
 
 def _draw(suite: Suite, request: Request, chart: Chart) -> list[Path]:

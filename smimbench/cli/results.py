@@ -149,10 +149,12 @@ def compare_with(document: JsonObject, name: str | None) -> None:
 
 def present(results: Results, request: Request, *, figure: bool, against: str | None) -> int:
     """Keep the table of a run, print its verdict (or JSON), draw the error, and return the exit code."""
+    from smimbench.cli.progress import theory_progress
     from smimbench.report.packed import TABLE, write_packed
     from smimbench.run.store import Store
 
-    document = results.document()
+    with theory_progress(results.suite, results.cache, silent=request.silent):
+        document = results.document()
     write_packed(results.folder / TABLE, document, Store(results.folder).read_shared())
     try:
         compare_with(document, against)
@@ -163,7 +165,7 @@ def present(results: Results, request: Request, *, figure: bool, against: str | 
     else:
         _print_outcome(document, request, results.folder)
     if figure and results.rows:
-        draw_figures(results, silent=request.silent, only_first=True)
+        draw_figures(results, request, only_first=True)
     return _exit_code(document)
 
 
@@ -324,27 +326,29 @@ def _moving(rows: Sequence[JsonObject]) -> list[str]:
     ]
 
 
-def draw_figures(results: Results, *, silent: bool, only_first: bool = False, width: str | None = None) -> None:
+def draw_figures(results: Results, request: Request, *, only_first: bool = False, width: str | None = None) -> None:
     """Draw all figures of results and print their paths, or only the first: as PNG, the quickest of the kinds."""
+    from smimbench.cli.progress import figures_progress, theory_progress
     from smimbench.run.theory_guard import THEORY_ERRORS
 
     folder = results.folder / "figures"
     try:
-        charts = charts_of(results)
+        with theory_progress(results.suite, results.cache, silent=request.silent or not results.cache.solves):
+            charts = charts_of(results)
         if only_first:
             paths = save_charts(charts[:1], folder, ("png",))
             for path in paths:  # of an earlier table
                 path.with_suffix(".svg").unlink(missing_ok=True)
                 path.with_suffix(".pdf").unlink(missing_ok=True)
         else:
-            paths = save_charts(charts, folder, width=width)
+            paths = save_charts(figures_progress(charts, silent=request.silent), folder, width=width)
     except ImportError:
         complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return
     except THEORY_ERRORS as error:  # a finer grid may ask a plugin more than the tables did
         complain(f"no figure: {error_line(error)}")
         return
-    name_figures(() if silent else paths)
+    name_figures(() if request.silent else paths)
 
 
 def name_figures(paths: Iterable[Path]) -> None:

@@ -298,6 +298,7 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     The row is kept: run, show and report list it with those of the suite. Another estimate of the same instance under the same
     label replaces it.
     """
+    from smimbench.cli.progress import theory_progress
     from smimbench.report.rows import rows_of_points
     from smimbench.report.tables import error_tables
     from smimbench.run.campaign import shared_document
@@ -307,7 +308,9 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     suite = request.suite()
     points = choose_points(suite, len(paths))
     records = [score_record(suite, point, path, label) for point, path in zip(points, paths, strict=True)]
-    rows = rows_of_points(suite, points, records, request.theory(), {})
+    cache = request.theory()
+    with theory_progress(suite, cache, silent=request.silent):
+        rows = rows_of_points(suite, points, records, cache, {})
     if request.as_json:
         print_json({"suite": suite.name, "rows": rows})
     else:

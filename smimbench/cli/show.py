@@ -134,7 +134,6 @@ def theory(
         add_verification,
         asks_predictions,
         holds,
-        kept_of,
         theory_document,
     )
 
@@ -146,19 +145,22 @@ def theory(
     suite = request.suite()
     if not suite.chosen_plans and not suite.unmade:
         raise click.UsageError("--only excludes every problem of this suite")
-    cache, wanted = request.theory(), sorted(set(alphas)) or None
+    cache, wanted, silent = request.theory(), sorted(set(alphas)) or None, request.silent or as_csv
     cache.predicts = predictions or request.as_json or verify or asks_predictions(suite)
     if retry:
         cache.set_aside(plan.problem for plan in suite.chosen_plans)
-    with theory_progress(silent=request.silent or as_csv, kept=lambda: kept_of(suite, wanted, cache)) as on_stage:
+    with theory_progress(suite, cache, wanted, silent=silent) as on_stage:
         document = theory_document(suite, wanted, cache, on_stage, thresholds=not no_thresholds, workers=workers)
         add_own_theory(suite, document, cache, wanted, on_stage)
         if verify:
             add_verification(suite, document, resolve, on_stage)
     solved = not any("unsolved" in one for one in document)
     if solved:
-        _solve_of_runs(request, suite)
-    paths = _draw_theory(request, suite, cache, wanted, width) if figure and solved else []
+        _solve_of_runs(request, suite, silent=silent)
+    paths: list[Path] = []
+    if figure and solved:
+        with theory_progress(suite, cache, wanted, silent=silent):
+            paths = _draw_theory(request, suite, cache, wanted, width)
     if figure and not solved:
         request.remark(["no figure, because a problem is not solved; --only problem=LABEL draws the others"])
     code = OK if solved and (not verify or holds(document)) else NOT_OK
@@ -227,8 +229,9 @@ def _options() -> list[str]:
     return [name for parameter in click.get_current_context().command.params for name in parameter.opts]
 
 
-def _solve_of_runs(request: Request, suite: Suite) -> None:
+def _solve_of_runs(request: Request, suite: Suite, *, silent: bool) -> None:
     """Solve the theory that tables and figures of stored runs need, at their actual sample ratios and starts."""
+    from smimbench.cli.progress import theory_progress
     from smimbench.report.results import Results
     from smimbench.run.store import theory_folder
 
@@ -236,9 +239,10 @@ def _solve_of_runs(request: Request, suite: Suite) -> None:
     if not any(store.folder.glob("[!.]*.json")):  # nothing has been run
         return
     results = Results(suite, store, (), request.theory(theory_folder(store)))
-    if results.pairs and results.rows:
-        with contextlib.suppress(ImportError):  # without matplotlib there are no figures
-            charts_of(results)
+    with theory_progress(suite, results.cache, silent=silent):
+        if results.pairs and results.rows:
+            with contextlib.suppress(ImportError):  # without matplotlib there are no figures
+                charts_of(results)
 
 
 def _draw_theory(
@@ -313,7 +317,7 @@ def show(
         return OK
     code = present_document(document, request, folder, full=full)
     if figures and results is not None:
-        draw_figures(results, silent=request.silent, width=width)
+        draw_figures(results, request, width=width)
     return code
 
 
@@ -345,6 +349,7 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
 @command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)
 def report(request: Request, output: Path) -> int:
     """Write one self-contained HTML page: tables, figures, machine, suite."""
+    from smimbench.cli.progress import figures_progress
     from smimbench.files import check_writable, write_atomically
     from smimbench.report.page import NEEDS, render_page
     from smimbench.run.store import Store
@@ -354,7 +359,8 @@ def report(request: Request, output: Path) -> int:
             raise click.UsageError(f"a report needs {needed}; pip install 'smimbench[report]'")
     check_writable(output)  # said before an hour of theory, not after
     results = stored_results(request)
-    page = render_page(results, charts_of(results), Store(results.folder).read_shared())
+    charts = figures_progress(charts_of(results), silent=request.silent)
+    page = render_page(results, charts, Store(results.folder).read_shared())
     remark_missing_theory(results, request)
     write_atomically(output, page.encode())
     if not request.quiet:

@@ -18,7 +18,7 @@ from smimbench.report.verdict import prediction_words, summary, tied_words, verd
 from smimbench.run.store import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
@@ -29,7 +29,7 @@ NEEDS = ("jinja2", "matplotlib")
 """Packages that a page needs besides smimbench: extra ``report``."""
 
 
-def render_page(results: Results, charts: Sequence[Chart], shared: JsonObject) -> str:
+def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -> str:
     """The page as HTML text.
 
     Raises

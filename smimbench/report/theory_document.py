@@ -168,7 +168,7 @@ def _ratios(plan: ProblemPlan, alphas: Sequence[float] | None) -> Sequence[float
 
 def _watched(cache: TheoryCache, plan: ProblemPlan, what: str, on_stage: OnStage) -> TheoryCache:
     """The theory cache, which reports to ``on_stage`` what it solves next."""
-    cache.watch = lambda progress: on_stage(Stage(plan.label, what, progress))
+    cache.watch = lambda _, progress: on_stage(Stage(plan.label, what, progress))
     return cache
 
 
@@ -189,7 +189,7 @@ def add_own_theory(
     """
     problems = suite.problems
     by_problem = grouped(_cells_asked_for(suite, alphas), lambda cell: cell.problem_label)
-    cache.watch = lambda progress: None  # its own stages are over
+    cache.watch = lambda problem, progress: None  # its own stages are over
     for document in documents:
         label = document["problem"]["label"]
         found: dict[str, JsonObject] = {}

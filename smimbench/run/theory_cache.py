@@ -88,7 +88,7 @@ class TheoryCache:
     Attributes
     ----------
     watch : callable
-        Told of every answer, and of every node on the way to it.
+        Told of every answer to a question about a problem, and of every node on the way to it.
     remark : callable
         Told in one line of answers that are not used: the code of an item, or the file itself, has changed.
     solves : bool
@@ -100,7 +100,7 @@ class TheoryCache:
     def __init__(self, folder: Path | None = None, *, isolated: bool = False, deadline: float | None = None) -> None:
         self.folder = folder
         self.process = TheoryProcess(folder, deadline) if isolated else None
-        self.watch: Callable[[Progress], None] = lambda progress: None
+        self.watch: Callable[[Problem, Progress], None] = lambda problem, progress: None
         self.remark: Callable[[str], None] = lambda line: None
         self.solves = self.predicts = True
         self.is_missing = False
@@ -119,13 +119,13 @@ class TheoryCache:
         wanted = [float(a) for a in alphas]
         missing = [a for a in dict.fromkeys(wanted) if not self._suffices(self._recall("point", problem, key, a))]
         done, total = len(set(wanted)) - len(missing), len(set(wanted))
-        self.watch(Progress(done, total))
+        self.watch(problem, Progress(done, total))
         if missing:
-            with _nodes_watched(problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))):
+            with _nodes_watched(problem, lambda nodes, alpha: self.watch(problem, Progress(done, total, nodes, alpha))):
                 for alpha, points in zip(missing, self._solved("points", problem, missing)):
                     self._remember("point", problem, key, alpha, points)
                     done += 1
-                    self.watch(Progress(done, total, Evaluations.of(problem).count, alpha))
+                    self.watch(problem, Progress(done, total, Evaluations.of(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
 
     def _suffices(self, points: list[JsonObject] | None) -> bool:
@@ -157,7 +157,7 @@ class TheoryCache:
     def thresholds(self, problem: Problem) -> JsonObject:
         """Thresholds as a JSON object."""
         found: JsonObject = self._answer("thresholds", problem, problem.spec, None)
-        self.watch(Progress(1, 1, Evaluations.of(problem).count))
+        self.watch(problem, Progress(1, 1, Evaluations.of(problem).count))
         return found
 
     def thresholds_at_hand(self, problem: Problem) -> JsonObject:
@@ -189,7 +189,7 @@ class TheoryCache:
         """A theory result that is stored already, or is solved and stored now."""
         key = canonical_json(question)
         if self._recall(kind, problem, key, ratio) is None:
-            with _nodes_watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
+            with _nodes_watched(problem, lambda nodes, alpha: self.watch(problem, Progress(0, 1, nodes, alpha))):
                 (found,) = self._solved(kind, problem, *more)
             self._remember(kind, problem, key, ratio, found)
         return self._memory[kind, key, ratio]
@@ -205,7 +205,9 @@ class TheoryCache:
         """Answers, found now: branches at each sample ratio for ``"points"``, else one."""
         algorithms = more[:1] if what == "own" else ()
         if self.process is not None and self.process.takes(problem, *algorithms):
-            answer = self.process.ask(what, problem, self.predicts, *more, on_event=self._report)
+            answer = self.process.ask(
+                what, problem, self.predicts, *more, on_event=functools.partial(self._report, problem)
+            )
             yield from answer if what == "points" else [answer]
             return
         if what == "own":
@@ -232,10 +234,10 @@ class TheoryCache:
                         for p in branches
                     ]
 
-    def _report(self, event: JsonObject) -> None:
+    def _report(self, problem: Problem, event: JsonObject) -> None:
         """Pass on what the other process reports."""
         if "progress" in event:
-            self.watch(Progress(*event["progress"]))
+            self.watch(problem, Progress(*event["progress"]))
         else:
             self.remark(printable(event["remark"], LONGEST))
 
@@ -279,7 +281,7 @@ class TheoryCache:
             If an item is not consistent.
         """
         if self.process is not None and self.process.takes(problem):
-            self.process.ask("begin", problem, self.predicts, on_event=self._report)
+            self.process.ask("begin", problem, self.predicts, on_event=functools.partial(self._report, problem))
             return
         key = canonical_json(problem.spec)
         if key not in self._consistent:
@@ -449,7 +451,7 @@ class Solver:
 
     def __init__(self, folder: str | None, tell: Callable[..., None]) -> None:
         self._cache = TheoryCache(None if folder is None else Path(folder))
-        self._cache.watch = lambda progress: tell(progress=list(progress))
+        self._cache.watch = lambda problem, progress: tell(progress=list(progress))
         self._cache.remark = lambda line: tell(remark=line)
         self._problems: dict[str, Problem] = {}
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import io
+import re
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from smimbench.cli import progress
 from smimbench.run.executor import Task, Underway
+from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_guard import Progress
 from smimbench.suite.reader import load_suite
-from tests.helpers import write_suite
+from tests.helpers import SUITE, call, write_suite
 from tests.report.rows import row
 
 
@@ -37,7 +42,7 @@ def cells(tmp_path):
 
 
 def underway(cell, seconds: float, iterations: int) -> Underway:
-    return Underway(Task("cell", (cell,), frozenset()), seconds, iterations)
+    return Underway(Task((cell,), frozenset()), seconds, iterations)
 
 
 def campaign(cells: Any) -> Any:
@@ -87,6 +92,34 @@ def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cell
         watch.on_record({"status": "diverged", "algorithm": "gamp", "cell": {"alpha": 0.5}, "reason": "too far"})
     assert "gamp at alpha 0.5: diverged: too far" in terminal.text
     assert "starting" not in terminal.text.partition("too far")[2]
+
+
+def test_a_terminal_shows_which_curve_of_how_many_is_solved_before_anything_is_known(tmp_path, monkeypatch):
+    terminal, cache = Terminal(), TheoryCache()
+    monkeypatch.setattr(progress, "make_console", terminal.console)
+    suite = load_suite(write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.1, 0.2, 0.3]")))
+    with progress.theory_progress(suite, cache, silent=False):
+        assert "curve 1 of 3" in terminal.text
+        assert "curve 2 of 3" not in terminal.text
+        cache.watch(suite.plans[1].problem, Progress(2, 7, nodes=31))
+        time.sleep(0.3)  # until the next picture
+    assert "curve 2 of 3" in terminal.text
+    assert "2 / 7, 31 nodes" in terminal.text
+
+
+@pytest.mark.parametrize("command", [("run", "--workers", "1"), ("theory",), ("score", "--estimate", "estimate.npz")])
+def test_whatever_solves_theory_says_so(command, tmp_path, capsys, monkeypatch):
+    """In a log, after a second; here, at once."""
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    monkeypatch.chdir(tmp_path)
+    suite = write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.5]"))
+    np.savez("estimate.npz", estimate=np.ones((1, 30)))
+    name, *options = command
+    code, _, err = call(capsys, name, suite, *options)
+    assert code == 0, err
+    assert re.search(r"running for 0:0\d: curve 1 of 1: line: 0 / 1", err)
+    for silent in ("--quiet", "--json"):
+        assert call(capsys, name, suite, *options, silent)[2] == ""
 
 
 def test_silence_is_silent(cells, capsys):

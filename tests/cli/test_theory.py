@@ -141,7 +141,7 @@ def test_late_stages_are_said_where_there_is_no_terminal(tmp_path, capsys, monke
     said = capsys.readouterr().err.splitlines()
     assert len(said) >= 2
     assert all(line.startswith("smimbench: running for 0:0") for line in said)
-    assert "theory of line: sample ratios: 0 / 2" in said[0]
+    assert "curve 1 of 1: line: 0 / 2" in said[1]
     for option in ("--quiet", "--json"):
         assert theory(tmp_path, option, "--retry") == 0
         assert not capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     problem, ratios = problem_of("print"), [0.5, 1.0]  # a printed line is no answer
     here, there = TheoryCache(), TheoryCache(tmp_path / "theory", isolated=True)
     seen = []
-    there.watch = seen.append
+    there.watch = lambda _, progress: seen.append(progress)
     assert there.points(problem, ratios) == json.loads(json.dumps(here.points(problem, ratios)))
     assert there.thresholds(problem) == json.loads(json.dumps(here.thresholds(problem)))
     assert [one for one in seen if one.done == 2]
