@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,6 +140,28 @@ def peak_memory() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+def wait_for_threads(patience: float = 10.0) -> float:
+    """Wait until no other thread of this process works, for so many seconds at most; returns the CPU time that they took."""
+    begin = _cpu_of_other_threads()
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        before = _cpu_of_other_threads()
+        time.sleep(0.05)
+        if _cpu_of_other_threads() - before < 0.001:
+            break
+    return _cpu_of_other_threads() - begin
+
+
+def _cpu_of_other_threads() -> float:
+    return time.process_time() - time.thread_time()
+
+
+def seconds_of_children() -> float:
+    """CPU time of processes that this one has started and that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _processor() -> str:

@@ -21,6 +21,7 @@ from smimbench.report.labels import component_word, distinguish, grouped, letter
 from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
 from smimbench.report.statistics import (
     against_theory,
+    clock_remarks,
     instance_of,
     learning_order,
     mean_diagnostics,
@@ -337,7 +338,9 @@ def _rows_of_place(
         "restarts": sum(r.get("restarts", 0) for r in records),
         "status_counts": dict(Counter(r["status"] for r in records)),
         "reasons": sorted({reason_of(r, near) for r in records if r["status"] != Status.OK}),
-        "warnings": sorted({w for r in records for w in r.get("warnings", [])} | unsolved),
+        "warnings": sorted(
+            {w for r in records for w in r.get("warnings", [])} | unsolved | set(clock_remarks(records))
+        ),
         "identity": without("version", {"problem": problem.spec, "algorithm": algorithm}),
         "component_word": component_word(problem),
         "dimension_letter": letter(problem.model),

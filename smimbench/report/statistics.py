@@ -194,6 +194,23 @@ def runtime(
     }
 
 
+def clock_remarks(records: Sequence[Record]) -> list[str]:
+    """At most one line: how the trusted times of a row and its CPU time disagree."""
+    timings = [record["timing"] for record in records if (record.get("timing") or {}).get("trusted")]
+    if not timings or any(timing.get("device_seconds") for timing in timings):
+        return []
+    clock, cpu, total = (np.mean([t[name] for t in timings]) for name in ("seconds", "cpu_seconds", "total_seconds"))
+    others = (timings[0].get("threads") or 1) - 1
+    # BLAS threads may work for the engine while the clock stands still.
+    if cpu > 1.1 * (clock + others * total) + 0.02:
+        reason = "threads worked while it stood still"
+    elif cpu < 0.5 * clock - 0.02:
+        reason = "the algorithm waited, or the machine was busy"
+    else:
+        return []
+    return [f"the clock shows {clock:.3g} s per run, CPU time is {cpu:.3g} s: {reason}"]
+
+
 def _median_time(values: Sequence[float] | Host) -> float | None:
     """Median time, with runs that never reach the goal counted as infinite; None if infinite or unknown."""
     middle = float(np.median(values)) if len(values) else math.inf

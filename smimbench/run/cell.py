@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
 import time
 import traceback
 import warnings
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -19,16 +19,16 @@ from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import JsonObject, canonical_json, error_line, error_place, printable
-from smimbench.interfaces import Start
+from smimbench.interfaces import Data, Start
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, seed_sequence
 from smimbench.registry.adapters import refusal
 from smimbench.registry.metrics import metrics_of_accounts
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
-from smimbench.run.loop import FreshSamples, Status, metered, planned, run_algorithm, running
+from smimbench.run.loop import Clock, FreshSamples, Status, metered, planned, run_algorithm
 from smimbench.run.record import LONGEST, check_types, new_record, plain
-from smimbench.suite.cells import Cell
+from smimbench.suite.cells import Cell, build_algorithm
 from smimbench.suite.schema import STARTS
 
 MOST_TRIES = 6
@@ -37,6 +37,12 @@ MOST_TRIES = 6
 
 INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
+
+WARM_UP = 2**32 - 1
+"""Replicate of the data of warm-ups: no suite asks for so many."""
+
+HELD = 1 << 24
+"""Bytes of inputs up to which data of a warm-up stay in memory; doubled, so does what they add to the peak memory of a cell."""
 
 _LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}
 """The instance that was drawn last, with its checksum: the algorithms of a suite share it."""
@@ -48,7 +54,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObjec
     Parameters
     ----------
     timing : bool
-        Whether the times may be trusted (serial, fixed threads, a warm-up of the same shape before the clock starts).
+        Whether the times may be trusted (serial, fixed threads, a warm-up on other data of the same shape).
     threads : int
         BLAS threads.
     """
@@ -134,27 +140,28 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = _backend(cell)
+    warm_data = _warm_up(cell, problem, backend) if timing else None
+    children = machine.seconds_of_children()
     instance, checksum = _instance(cell, problem, backend)
     computed = cell.run.start not in STARTS
-    if timing and computed:
-        _start(cell, instance, backend)
-    stop = backend.stopwatch()
-    with running(0.0) if computed else contextlib.nullcontext():
-        start = _start(cell, instance, backend)
+    clock = Clock(0.0)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
-    head_start = stop().seconds if computed else 0.0
+    start = (
+        _start(cell, instance, backend)
+        if not computed
+        else clock.time(lambda: _start(cell, instance, backend), backend)
+    )
+    cpu_of_start = clock.cpu_seconds()
     backend.release()
     data = metered(instance.data(backend, start))
 
     def make_rng(attempt: int) -> np.random.Generator:
         return _stream(cell, problem, canonical_json(cell.algorithm), str(attempt))
 
-    if timing:
-        teacher = problem.prior.sample(make_rng(0), problem.components, instance.dimension)
-        other = Instance(problem, teacher, instance.inputs, instance.labels, instance.sample_ratio)
-        _, warm = planned(algorithm, metered(other.data(backend, start)))  # what it draws there must teach nothing
-        algorithm.step(problem, warm, algorithm.init(problem, warm, make_rng(0)))
-    result = run_algorithm(problem, instance, data, algorithm, make_rng, cell.run, backend, head_start)
+    result = run_algorithm(problem, instance, data, algorithm, make_rng, cell.run, backend, clock.seconds)
+    del warm_data
+    cpu_seconds = cpu_of_start + result.cpu_seconds + (machine.wait_for_threads() if timing else 0.0)
+    cpu_seconds += machine.seconds_of_children() - children
     if result.status is not Status.DIVERGED:
         listed = [name.partition("@")[0] for name in cell.run.metrics]
         names = dict.fromkeys((*listed, *metrics_of_accounts(problem.model.name)))
@@ -191,12 +198,12 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
         "timing": {
             "seconds": clock.seconds,
             "lost_seconds": result.lost_seconds,
-            "cpu_seconds": clock.cpu_seconds,
+            "cpu_seconds": cpu_seconds,
             "cost": None if cost is None else {"flops": float(cost.flops), "bytes": float(cost.bytes)},
             "device_seconds": clock.device_seconds,
             "device_peak_memory": backend.peak_memory(),
-            "first_iteration": clock.durations[1] if len(clock.durations) > 1 else None,
-            "per_iteration": float(np.median(clock.durations[2:])) if len(clock.durations) > 2 else None,
+            "first_iteration": result.durations[0] if result.durations else None,
+            "per_iteration": float(np.median(result.durations[1:])) if len(result.durations) > 1 else None,
         },
     }
 
@@ -207,6 +214,30 @@ def _placement(inputs: Any) -> str:
         return "drawn anew"
     away = isinstance(inputs, StreamedInputs) and not isinstance(inputs, NarrowInputs)
     return "streamed" if away else "resident"
+
+
+def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
+    """Compile, and fill memory pools: one whole iteration on other data, from which nothing of the timed run can be remembered.
+
+    Returns
+    -------
+    Data or None
+        The other data where they are small: as long as they live, no array of the timed run has the identity of theirs.
+    """
+    _LATEST.clear()  # two large ones would not fit side by side
+    cell = replace(cell, replicate=WARM_UP)
+    instance, _ = _instance(cell, problem, backend)
+    _LATEST.clear()
+    algorithm = build_algorithm(cell.algorithm, problem)  # a new one: what it keeps in itself is of these data
+    _, data = planned(algorithm, metered(instance.data(backend, _start(cell, instance, backend))))
+    rng = _stream(cell, problem, canonical_json(cell.algorithm))
+    state, _ = algorithm.step(problem, data, algorithm.init(problem, data, rng))
+    algorithm.estimate(state)
+    if algorithm.variance is not None:
+        algorithm.variance(state)
+    small = isinstance(instance.inputs, np.ndarray) and instance.inputs.nbytes <= HELD
+    machine.wait_for_threads()
+    return data if small else None
 
 
 def _instance(cell: Cell, problem: Problem, backend: Backend) -> tuple[Instance, tuple[float, ...]]:

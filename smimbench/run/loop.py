@@ -1,7 +1,8 @@
 """The loop that runs every algorithm: steps, time limit, divergence, restart, stop and status.
 
-Its clock, paused while metrics are computed, counts time on the wall, of the processor and on the device. By its heartbeat a
-supervisor sees from outside how long a step lasts, though the step never returns.
+Its clock counts time on the wall and on the device while code of the algorithm runs (``plan``, ``init``, ``step``, ``estimate``,
+``variance``, ``retry``), and stands still while the engine measures. CPU time is that of all threads, whenever they work. By its
+heartbeat a supervisor sees from outside how long a call lasts, though it never returns.
 
 How a run ends
 --------------
@@ -90,7 +91,7 @@ def run_algorithm(
     first = LoopRun(problem, instance, data, algorithm, make_rng(0), settings, backend, head_start)
     version = None
     if not first.restarts and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
-        version = algorithm.retry(problem, first.status)
+        version = first.clock.time(lambda: algorithm.retry(problem, first.status), backend)
     if version is None:
         return first
     second = LoopRun(problem, instance, data, version, make_rng(1), settings, backend, head_start)
@@ -161,6 +162,10 @@ class LoopRun:
     plan : Plan
     iterations : int
     clock : Clock
+    cpu_seconds : float
+        CPU time of all threads but for what the engine measured.
+    durations : list of float
+        Seconds of each iteration, with those of its estimate where that was measured.
     metrics, blank, trajectory : dict
         Of the last estimate; metrics that raised, and what; what was measured on the way.
     start, final : dict
@@ -184,15 +189,16 @@ class LoopRun:
         backend: Backend,
         head_start: float,
     ) -> None:
-        self._problem, self._algorithm, self._settings = problem, algorithm, settings
-        self.plan, data = planned(algorithm, data)
-        plan, self._data = self.plan, data
+        self._problem, self._algorithm, self._settings, self._backend = problem, algorithm, settings, backend
+        self.clock = Clock(head_start)
+        self.durations: list[float] = []
+        self.plan, self._data = self.clock.time(lambda: planned(algorithm, data), backend)
+        plan, data = self.plan, self._data
         self._steps = plan.steps
         self._last = plan.steps if plan.steps is not None else settings.max_iterations
         self._readings = Readings(problem)
         self._rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
         self._course = Trajectory(instance)
-        self.clock = Clock(head_start)
         self.warnings: list[str] = []
         self.status, self.reason = Status.NOT_CONVERGED, f"{self._last} iterations reached"
         self.iterations, self.broken_claim = 0, False
@@ -200,16 +206,22 @@ class LoopRun:
         self.restart_reason: str | None = None
         iterations_made(0)
         self._state = self.clock.time(lambda: algorithm.init(problem, data, rng), backend)
-        estimate = algorithm.estimate(self._state)
-        self._course.record(estimate, 0, self.clock.seconds, self._counted(self._readings.latest))
-        self.start = {name: matrix.tolist() for name, matrix in instance.overlaps(estimate)._asdict().items()}
+        self._record_estimate(self._counted(self._readings.latest))
+        self.start = {name: matrix.tolist() for name, matrix in instance.overlaps(self.estimate)._asdict().items()}
         self._over = self._last <= 0
         while not self._over:
+            begin = self.clock.seconds
             info = self.clock.time(self._step, backend)
             self.iterations += 1
             iterations_made(self.iterations)
             self._take(info)
+            self.durations.append(self.clock.seconds - begin)
         self._finish()
+
+    def _record_estimate(self, info: Info) -> None:
+        """Ask for the estimate, on the clock, and measure it, off the clock."""
+        self.estimate = self.clock.time(lambda: self._algorithm.estimate(self._state), self._backend)
+        self._course.record(self.estimate, self.iterations, self.clock.seconds, info)
 
     def _step(self) -> Info:
         self._state, info = self._algorithm.step(self._problem, self._data, self._state)
@@ -236,7 +248,7 @@ class LoopRun:
             ending = f"all {steps} steps made"
         late = settings.timeout is not None and self.clock.seconds > settings.timeout
         if ending or late or self._over or _is_logged(iteration, self._last):
-            self._course.record(self._algorithm.estimate(self._state), iteration, self.clock.seconds, info)
+            self._record_estimate(info)
         if ending:
             complaint = self._rule.complaint()
             self.broken_claim = bool(complaint)
@@ -248,7 +260,7 @@ class LoopRun:
 
     def _resume(self) -> None:
         """Continue for the same number of iterations if the algorithm has a version for that."""
-        version = self._algorithm.retry(self._problem, "unsettled")
+        version = self.clock.time(lambda: self._algorithm.retry(self._problem, "unsettled"), self._backend)
         if version is not None:
             self._algorithm, self._over = version, False
             self.restarts, self.restart_reason = (
@@ -275,8 +287,10 @@ class LoopRun:
         self.final = {**self._readings.final(), **spread, **found}
         self.warnings += self._readings.warnings() + remarks
         self.metrics, self.blank, self.trajectory = self._course.metrics, self._course.broken, self._course.trajectory
-        self.estimate = algorithm.estimate(self._state)
-        self.V = algorithm.variance(self._state) if algorithm.variance is not None else None
+        self.V = None
+        if algorithm.variance is not None:
+            self.V = self.clock.time(lambda: algorithm.variance(self._state), self._backend)
+        self.cpu_seconds = self.clock.cpu_seconds()
 
 
 def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:
@@ -431,26 +445,40 @@ def read_beat(path: Path) -> tuple[float, int]:
     return time.monotonic() - origin if origin else 0.0, int(iterations)
 
 
-@dataclass
 class Clock:
-    """Time that an algorithm takes: on the wall, of the processor, and on the device (None where that cannot be told)."""
+    """Time that an algorithm takes.
 
-    seconds: float
-    cpu_seconds: float = 0.0
-    device_seconds: float | None = 0.0
-    durations: list[float] = field(default_factory=list)
+    Attributes
+    ----------
+    seconds : float
+        On the wall, from ``head_start`` on, while the clock runs.
+    device_seconds : float or None
+        On the device; None where that cannot be told.
+    """
+
+    def __init__(self, head_start: float) -> None:
+        self.seconds = head_start
+        self.device_seconds: float | None = 0.0
+        self._timed_here = 0.0
+        self._process, self._thread = time.process_time(), time.thread_time()
 
     def time(self, work: Callable[[], T], backend: Backend) -> T:
         """Call ``work`` and add its duration to the clock."""
-        cpu = time.process_time()
+        cpu = time.thread_time()
         stop = backend.stopwatch()
         with running(self.seconds):
-            found = work()
+            returned = work()
         duration, on_device = stop()
         self.seconds += duration
-        self.cpu_seconds += time.process_time() - cpu
+        self._timed_here += time.thread_time() - cpu
         self.device_seconds = (
             None if self.device_seconds is None or on_device is None else self.device_seconds + on_device
         )
-        self.durations.append(duration)
-        return found
+        return returned
+
+    def cpu_seconds(self) -> float:
+        """CPU time of this thread while the clock ran, and of all other threads since the clock was made: these also work while
+        it stands still.
+        """
+        elsewhere = time.process_time() - self._process - (time.thread_time() - self._thread)
+        return self._timed_here + elsewhere

@@ -375,7 +375,7 @@ def test_the_clock_stands_still_while_metrics_are_computed(problem, instance, sl
     script = Scripted(lambda i: Info(residual=1.0), cost=0.5, clock=slow_metrics)
     attempt = go(problem, instance, script, slow_metrics, max_iterations=8)
     assert attempt.clock.seconds == pytest.approx(0.5 + 8 * 0.5)
-    assert attempt.clock.durations[1:] == pytest.approx([0.5] * 8)
+    assert attempt.durations == pytest.approx([0.5] * 8)
     np.testing.assert_allclose(attempt.trajectory["seconds"], 0.5 * np.arange(1, 10))
     assert slow_metrics.now > 9000
 
