@@ -28,8 +28,11 @@ SAID = ".said"
 """Next to ``run.json``: what was last said of changed code, so that it is said once and not at every table."""
 
 
-def stored_results(request: Request, backends: Sequence[str] = ()) -> Results:
-    """Stored results of a suite on these backends (none: all backends); an error if there are none."""
+def stored_results(request: Request, backends: Sequence[str] = (), *, any_code: bool = False) -> Results:
+    """Stored results of a suite on these backends (none: all backends); an error if there are none.
+
+    ``any_code``: those of other code too, where the present code has run nothing.
+    """
     from smimbench.report.results import Results
     from smimbench.run.campaign import changed_code
     from smimbench.run.store import theory_folder
@@ -37,9 +40,11 @@ def stored_results(request: Request, backends: Sequence[str] = ()) -> Results:
 
     suite = request.suite()
     store = request.store(suite)
-    results = Results(suite, store, backends, request.theory(theory_folder(store), solve=False))
+    theory = request.theory(theory_folder(store), solve=False)
+    results = Results(suite, store, backends, theory, any_code=any_code)
     request.remark(store.complaints)
-    request.remark(_not_said_before(results, changed_code(results.others)))
+    if not any_code:
+        request.remark(_not_said_before(results, changed_code(results.others)))
     request.remark(range_end_remarks(suite, store))
     if not results.pairs and not results.scored:
         raise click.UsageError(_nothing_of(request, results))

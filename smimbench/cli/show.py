@@ -383,21 +383,30 @@ def _runs_in(path: Path) -> dict[tuple[str, str], Path]:
 
 
 def _rows_at(path: Path, request: Request) -> list[JsonObject]:
+    """Rows of a packed file, or of a folder; the table made by its last run where an item of the suite is not installed here."""
     from smimbench.report.packed import read_packed
+    from smimbench.suite import SuiteError
+    from smimbench.suite.reader import LEFT_OUT
 
     if path.is_file():
         return list(read_packed(path)[0]["rows"])
-    results = stored_results(replace(request, name=str(path)))
-    rows = results.rows
-    remark_missing_theory(results, request)
-    return rows
+    request = replace(request, name=str(path))
+    try:
+        results = stored_results(request, any_code=True)
+        missing = "; ".join(remark for remark in results.suite.remarks if remark.startswith(LEFT_OUT))
+        table = kept_document(request, missing) if missing else None
+        return list(table[0]["rows"]) if table else results.rows
+    except (SuiteError, click.UsageError) as error:
+        if (table := kept_document(request, str(error))) is None:
+            raise
+        return list(table[0]["rows"])
 
 
 @command(
     click.Argument(["before"], type=click.Path(exists=True, path_type=Path)),
     click.Argument(["after"], type=click.Path(exists=True, path_type=Path)),
     option(
-        "Exit code 1 if an error is clearly worse, or a comparable time slower, by more.",
+        "Exit code 1 if an error is clearly worse, or a comparable time slower, by more; or if a row has no counterpart.",
         "--fail-over",
         type=click.FloatRange(0),
         metavar="PERCENT",
@@ -407,10 +416,11 @@ def _rows_at(path: Path, request: Request) -> list[JsonObject]:
 def compare(request: Request, before: Path, after: Path, fail_over: float | None) -> int:
     """Compare two results folders, worst change first, with a verdict.
 
-    Either may be a file that show --pack wrote, or a folder of such files: nothing is run again.
+    Either may be a file that show --pack wrote, or a folder of such files: nothing is run again. Rows of the same problem,
+    algorithm and parameters belong together, whatever code made them.
     """
-    from smimbench.report.comparison import compare_rows, exceeds
-    from smimbench.report.tables import comparison_tables
+    from smimbench.report.comparison import ONE_SIDED, compare_rows, exceeds, overall_changes
+    from smimbench.report.tables import changed_code_lines, comparison_tables, one_sided_lines, overall_lines
 
     if fail_over is not None and not math.isfinite(fail_over):
         raise click.UsageError(f"--fail-over: must be a finite number, got {fail_over}")
@@ -420,25 +430,32 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
     common = [key for key in old if key in new]
     if not common:
         raise click.UsageError(f"{before} and {after} contain no suite that was run with the same settings in both")
-    alone = [where for side in (old, new) for key, where in side.items() if key not in common]
-    request.remark(f"{where} has no counterpart; not compared" for where in alone)
     entries: list[JsonObject] = []
     for key in common:
         rows = [_rows_at(side[key], request) for side in (old, new)]
         if len(common) > 1:
             rows = [[{**row, "problem": f"{key[0]}: {row['problem']}"} for row in side] for side in rows]
         entries += compare_rows(*rows)
-    if not any(entry["verdict"] not in ("only before", "only after") for entry in entries):
+    if all(entry["verdict"] in ONE_SIDED for entry in entries):
         raise click.UsageError(f"{before} and {after} have no results for the same problem and algorithm to compare")
-    failing = [entry for entry in entries if fail_over is not None and exceeds(entry, fail_over)]
+    alone = [str(path) for side in (old, new) for key, path in side.items() if key not in common]
+    request.remark(f"{path} has no counterpart; not compared" for path in alone)
+    overall = overall_changes(entries)
+    missing = [entry for entry in entries if entry["verdict"] in ONE_SIDED]
+    limit = math.inf if fail_over is None else fail_over
+    worse, worse_overall = ([one for one in side if exceeds(one, limit)] for side in (entries, overall))
+    failing = 0 if fail_over is None else len(worse) + len(worse_overall) + len(alone)
     if request.as_json:
-        print_json({"rows": entries, "failing": len(failing)})
-    else:
-        console = make_console()
-        print_tables(console, comparison_tables(entries))
-        if fail_over is not None:
-            console.print(
-                f"{len(failing)} of {len(entries)} rows are worse by more than {fail_over:g}%",
-                style="red" if failing else "green",
-            )
+        document = {"rows": entries, "overall": overall, "missing": len(missing), "alone": alone, "failing": failing}
+        print_json(document)
+        return NOT_OK if failing else OK
+    console = make_console()
+    print_tables(console, comparison_tables(entries))
+    for line in (*changed_code_lines(entries), *overall_lines(overall), *one_sided_lines(missing, before, after)):
+        console.print(line, soft_wrap=True)
+    if fail_over is not None:
+        count, more = len(worse) - len(missing), f"worse by more than {fail_over:g}%"
+        console.print(f"{count} of {len(entries) - len(missing)} rows are {more}", style="red" if count else "green")
+        if worse_overall:
+            console.print(f"{len(worse_overall)} of {len(overall)} means over rows are {more}", style="red")
     return NOT_OK if failing else OK

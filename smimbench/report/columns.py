@@ -300,8 +300,10 @@ COLUMNS: dict[str, list[Column]] = {
         Column("after", number, "Mean of the metric in the second of the two compared results.", "after"),
         Column("change", _change, "Relative change of the mean from the first result to the second, with its 99.7% "
                "interval; errors are compared instance by instance where both results use the same instances."),
-        Column("verdict", plain, "Conclusion for the second result relative to the first: better, worse, "
-               "within noise, nearer to theory (worse, but closer to the prediction), both at 0, only before, only after.",
+        Column("verdict", plain, "Conclusion for the second result relative to the first. better, worse: the "
+               "interval of the change excludes 0. differs: it does not, but every shared run is worse. more runs fail: a larger "
+               "share of the runs gave no estimate. only before, only after: the other result has no such row. both at 0: below "
+               "run.target where the optimum is 0.",
                "verdict", words=True),
     ],
     "Theory": [

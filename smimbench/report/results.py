@@ -9,7 +9,7 @@ from functools import cached_property
 from smimbench.files import JsonObject
 from smimbench.report.best_of import best_of
 from smimbench.report.extrapolation import extrapolated_rows
-from smimbench.report.rows import Optima, Rows, error_rows, find_optima, paired, scored_rows
+from smimbench.report.rows import Optima, Rows, error_rows, find_optima, paired, paired_by_name, scored_rows
 from smimbench.report.theory_document import asks_predictions
 from smimbench.report.verdict import summary, verdicts
 from smimbench.run.campaign import other_versions
@@ -25,10 +25,18 @@ class Results:
     ----------
     cache : TheoryCache or None
         Theory, solved as far as the cache solves; default: what is stored.
+    any_code : bool
+        Count what other code has run, too, where the present code has run nothing of an algorithm.
     """
 
     def __init__(
-        self, suite: Suite, store: Store, backends: Sequence[str] = (), cache: TheoryCache | None = None
+        self,
+        suite: Suite,
+        store: Store,
+        backends: Sequence[str] = (),
+        cache: TheoryCache | None = None,
+        *,
+        any_code: bool = False,
     ) -> None:
         self.suite, self.store, self.records = suite, store, store.load(compact=True)
         if cache is None:
@@ -40,6 +48,8 @@ class Results:
         self.folder = settings_folder(suite, store)
         self.cells = [cell for backend in backends or known or ["numpy"] for cell in suite.cells(backend)]
         self.pairs = paired(self.cells, self.records)
+        if any_code:
+            self.pairs += paired_by_name(self.cells, store, self.records)
         self.counts = dict(Counter(record["status"] for _, record in self.pairs))
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from smimbench.report.statistics import (
     still_moving,
     values_of,
 )
+from smimbench.run.campaign import made_by_other_code
 from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE, Point, kept_scores
 from smimbench.run.loop import Status
@@ -73,10 +75,39 @@ class Rows(list[JsonObject]):
 
 def paired(cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[Pair]:
     """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
-    trusted_last = sorted(records.items(), key=lambda item: bool((item[1].get("timing") or {}).get("trusted")))
+    trusted_last = sorted(records.items(), key=lambda item: _is_trusted(item[1]))
     by_key = {stem.partition(".")[0]: record for stem, record in trusted_last}
     labels = {(cell.key, cell.problem_label, cell.algorithm_label): cell for cell in cells if cell.key in by_key}
     return [(cell, by_key[cell.key]) for cell in labels.values()]
+
+
+OF_CODE = ("problem", "algorithm", "tuning", "metrics")
+"""Parts of a cell's identity that name versions and code."""
+
+
+def _is_trusted(record: JsonObject) -> bool:
+    return bool((record.get("timing") or {}).get("trusted"))
+
+
+def paired_by_name(cells: Sequence[Cell], store: Store, records: Mapping[str, JsonObject]) -> list[Pair]:
+    """Pairs for algorithms whose records were all made by other code of an item: each cell is then that of its record.
+
+    Of several codes the one that wrote the newest record.
+    """
+    keys = {record["key"] for record in records.values()}
+    current = {(cell.problem_label, cell.algorithm_label, cell.backend) for cell in cells if cell.key in keys}
+    others = made_by_other_code(cells, records.values())
+    pairs: list[Pair] = []
+    for place, members in grouped(others, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].backend)).items():
+        if place in current:
+            continue
+        codes = grouped(members, lambda pair: canonical_json([pair[1]["cell"].get(key) for key in OF_CODE]))
+        newest = max(codes.values(), key=lambda same: max(store.written(record) for _, record in same))
+        by_cell = {cell.key: (cell, record) for cell, record in sorted(newest, key=lambda pair: _is_trusted(pair[1]))}
+        for cell, record in by_cell.values():
+            items = {key: record["cell"].get(key) for key in ("problem", "algorithm", "tuning")}
+            pairs.append((replace(cell, **items), record))
+    return pairs
 
 
 def draws_fresh(algorithm: JsonObject) -> bool:
@@ -214,6 +245,9 @@ def error_rows(
 
     groups = grouped(pairs, what)
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
+    by_label = suite.problems
+    for key, members in groups.items():  # cells of other code
+        problems.setdefault(key[0], by_label[members[0][0].problem_label])
     ratios = {key: ratio_of_runs(problems[key[0]], members) for key, members in groups.items()}
     unsolved: dict[str, Exception] = {}
     for identity, problem in problems.items():
@@ -243,7 +277,8 @@ def error_rows(
             near = _near(cache, problem, records, ratio, cell.dimension)
         place = _place(cell.place, cell.backend, ratio, cell.origin)
         theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)
-        rows += _rows_of_place(place, problem, cell.described, records, theory, suite, store)
+        items = {"problem": cell.problem, "algorithm": cell.described}
+        rows += _rows_of_place(place, problem, items, records, theory, suite, store)
     return distinguish(rows)
 
 
@@ -266,7 +301,8 @@ def rows_of_points(
         point = bayes_point(cache, problem, ratio)
         theory = Theory(point, BRINGS_NONE if point else "", _sized(sized, place), None)
         metrics = list(trajectory_metrics(problem.model.name))
-        rows += _rows_of_place(place, problem, {"name": algorithm}, found, theory, suite, Store(""), metrics)
+        items = {"problem": problem.spec, "algorithm": {"name": algorithm}}
+        rows += _rows_of_place(place, problem, items, found, theory, suite, Store(""), metrics)
     return rows
 
 
@@ -300,7 +336,7 @@ class Theory(NamedTuple):
 def _rows_of_place(
     place: JsonObject,
     problem: Problem,
-    algorithm: JsonObject,
+    items: JsonObject,
     records: Sequence[JsonObject],
     theory: Theory,
     suite: Suite,
@@ -341,7 +377,7 @@ def _rows_of_place(
         "warnings": sorted(
             {w for r in records for w in r.get("warnings", [])} | unsolved | set(clock_remarks(records))
         ),
-        "identity": without("version", {"problem": problem.spec, "algorithm": algorithm}),
+        "identity": without("version", items),
         "component_word": component_word(problem),
         "dimension_letter": letter(problem.model),
     }

@@ -99,33 +99,51 @@ def mean_diagnostics(records: Sequence[Record], theory: JsonObject) -> dict[str,
 
 
 class Change(NamedTuple):
-    """A difference of two means, half of its confidence interval, and the difference in standard errors."""
+    """A difference of two means, and its standard error, which rests on ``dof`` degrees of freedom."""
 
     value: float
-    half: float
-    z: float
+    error: float
+    dof: float
+
+    def half_width(self, level: float) -> float:
+        """Half of its confidence interval by Student's t."""
+        return quantile((1 + level) / 2, self.dof) * self.error if self.error else 0.0
+
+    @property
+    def z(self) -> float:
+        """The difference in standard errors."""
+        return self.value / self.error if self.error else math.copysign(math.inf, self.value) if self.value else 0.0
 
 
-def change_between(before: Mapping[Any, float], after: Mapping[Any, float], level: float) -> Change | None:
-    """Change of a mean, with its confidence interval by Student's t, from values by instance.
+def shared_instances(before: Mapping[Any, float], after: Mapping[Any, float]) -> list[Any]:
+    """Instances on which both have a value, in the order of the first; none unless there are at least two."""
+    common = [key for key in before if key in after]
+    return common if len(common) > 1 else []
+
+
+def change_between(before: Mapping[Any, float], after: Mapping[Any, float]) -> Change | None:
+    """Change of a mean from values by instance.
 
     Runs on the same instances (at least two) are compared pair by pair, others by Welch's test. None for a single run.
     """
-    common = [key for key in before if key in after]
-    if len(common) > 1:
+    if common := shared_instances(before, after):
         paired = mean_and_error(np.array([after[key] - before[key] for key in common]))
-        value, scale, freedom = paired["mean"], paired["sem"], len(common) - 1.0
-    else:
-        a, b = (mean_and_error(np.array(list(side.values()))) for side in (before, after))
-        if a["sem"] is None or b["sem"] is None:
-            return None
-        value, scale = b["mean"] - a["mean"], math.hypot(a["sem"], b["sem"])
-        # Welch and Satterthwaite
-        spread = a["sem"] ** 4 / (len(before) - 1) + b["sem"] ** 4 / (len(after) - 1)
-        freedom = scale**4 / spread if spread > 0 else math.inf
-    if scale == 0:
-        return Change(value, 0.0, math.copysign(math.inf, value) if value else 0.0)
-    return Change(value, quantile((1 + level) / 2, freedom) * scale, value / scale)
+        return Change(paired["mean"], paired["sem"], len(common) - 1.0)
+    a, b = (mean_and_error(np.array(list(side.values()))) for side in (before, after))
+    if a["sem"] is None or b["sem"] is None:
+        return None
+    error = math.hypot(a["sem"], b["sem"])
+    # Welch and Satterthwaite
+    spread = a["sem"] ** 4 / (len(before) - 1) + b["sem"] ** 4 / (len(after) - 1)
+    return Change(b["mean"] - a["mean"], error, error**4 / spread if spread > 0 else math.inf)
+
+
+def mean_change(changes: Sequence[Change]) -> Change:
+    """Mean of independent changes, with the degrees of freedom of Welch and Satterthwaite."""
+    squares = [change.error**2 for change in changes]
+    total, spread = math.fsum(squares), math.fsum(s**2 / change.dof for s, change in zip(squares, changes))
+    value = math.fsum(change.value for change in changes) / len(changes)
+    return Change(value, math.sqrt(total) / len(changes), total**2 / spread if spread > 0 else math.inf)
 
 
 # -- time -----------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from rich.text import Text
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric
 from smimbench.report.columns import SHORT, Column, make_table, marked_z, measured, number, percent, seconds, uncertain
-from smimbench.report.labels import grouped, letter_of, of_largest_dimension, place
+from smimbench.report.labels import grouped, letter_of, names_with_backend, of_largest_dimension, place
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
 from smimbench.run.tuning import range_ends
 
@@ -280,6 +280,43 @@ def comparison_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
         title = f"{problem}: {find_metric(metric).label}"
         tables.append(make_table(title, columns, members, "worst first; change with its 99.7% interval"))
     return [*tables, *(Text(line, style="dim") for line in missing_values(entries))]
+
+
+def changed_code_lines(entries: Sequence[JsonObject]) -> list[str]:
+    """One line on the items whose code is not the same in both tables, if there are any."""
+    names = dict.fromkeys(name for entry in entries for name in entry["changed_code"])
+    return [f"code changed: {', '.join(names)}"] if names else []
+
+
+def overall_lines(changes: Sequence[JsonObject]) -> list[str]:
+    """One line for every clear change over all rows of an algorithm; ``changes`` as from ``overall_changes``."""
+    name = names_with_backend(changes)
+    return [
+        f"{change['problem']}: {name(change)}: {find_metric(change['metric']).label} {change['change_percent']:+.3g}"
+        f"±{change['half_width']:.2g}% over {change['rows']} rows: {change['verdict']}"
+        for change in changes
+        if change["verdict"] != "within noise"
+    ]
+
+
+def one_sided_lines(entries: Sequence[JsonObject], before: object, after: object) -> list[str]:
+    """One line for each of two tables that has rows without a counterpart, which names them."""
+    name, lines = names_with_backend(entries), []
+    for verdict, here, there in (("only before", before, after), ("only after", after, before)):
+        rows = [
+            f"{row['problem']}: {name(row)} at alpha {row['alpha']:.4g}, {row['dimension_letter']} = {row['dimension']}, "
+            f"{row['metric']}"
+            for row in entries
+            if row["verdict"] == verdict
+        ]
+        shown = [*rows[:NAMED], *([f"and {len(rows) - NAMED} more"] if len(rows) > NAMED else [])]
+        count = "1 row of" if len(rows) == 1 else f"{len(rows)} rows of"
+        lines += [f"{count} {here} missing in {there}: {'; '.join(shown)}"] if rows else []
+    return lines
+
+
+NAMED = 10
+"""Rows without a counterpart that are named in a line; the table has all of them."""
 
 
 def _time(after: float, change: float | None) -> str:

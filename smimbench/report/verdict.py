@@ -95,10 +95,11 @@ def _verdict(problem: str, rows: Rows, against: str | None) -> JsonObject:
 
 def _compared(logs: Mapping[str, Mapping[Any, float]], other: str, name: str) -> JsonObject | None:
     """Ratio of the errors of two algorithms, with its interval."""
-    change = change_between(logs[other], logs[name], TIE) if other != name and logs[other] and logs[name] else None
+    change = change_between(logs[other], logs[name]) if other != name and logs[other] and logs[name] else None
     if change is None:
         return None
-    interval = [math.exp(change.value + side * change.half) for side in (-1, 1)]
+    half = change.half_width(TIE)
+    interval = [math.exp(change.value + side * half) for side in (-1, 1)]
     return {"with": other, "ratio": math.exp(change.value), "interval": interval}
 
 

@@ -26,7 +26,7 @@ from smimbench.run.store import Store, asked, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.run.theory_guard import TheoryError, is_third_party
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import Cell, Suite
+from smimbench.suite.cells import Cell, Suite, agree
 
 
 @dataclass(frozen=True)
@@ -237,20 +237,28 @@ def other_versions(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list
     list of dict
         ``item``, its version ``then`` and ``now`` (equal where only its code differs), and the number of ``cells``.
     """
+    found: Counter[tuple[str, int, int]] = Counter()
+    for cell, record in made_by_other_code(cells, records):
+        items = (_items(record["cell"]), _items(cell.identity()))
+        for (kind, old), new in zip(items[0].items(), items[1].values()):
+            if any(old.get(key) != new.get(key) for key in CODE):
+                found[f"{kind} {old['name']!r}", old["version"], new["version"]] += 1
+    return [{"item": item, "then": then, "now": now, "cells": count} for (item, then, now), count in found.items()]
+
+
+def made_by_other_code(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list[tuple[Cell, JsonObject]]:
+    """Records that another version, or other code, of an item has made of these cells, each with its cell."""
     keys = {cell.key for cell in cells}
-    others = [record["cell"] for record in records if record["key"] not in keys]
-    here: dict[str, list[JsonObject]] = {}
+    others = [record for record in records if record["key"] not in keys]
+    here: dict[str, list[tuple[JsonObject, Cell]]] = {}
     for cell in cells if others else ():
         identity = json.loads(canonical_json(cell.identity()))
-        here.setdefault(_without_parameters(identity), []).append(identity)
-    found: Counter[tuple[str, int, int]] = Counter()
-    for then in others:
-        now = next((one for one in here.get(_without_parameters(then), ()) if _agree(one, then)), None)
-        if now is not None:
-            for (kind, old), new in zip(_items(then).items(), _items(now).values()):
-                if any(old.get(key) != new.get(key) for key in CODE):
-                    found[f"{kind} {old['name']!r}", old["version"], new["version"]] += 1
-    return [{"item": item, "then": then, "now": now, "cells": count} for (item, then, now), count in found.items()]
+        here.setdefault(_without_parameters(identity), []).append((identity, cell))
+    pairs = []
+    for record in others:
+        candidates = here.get(_without_parameters(record["cell"]), ())
+        pairs += [(cell, record) for identity, cell in candidates if agree(identity, record["cell"])][:1]
+    return pairs
 
 
 def _items(cell: JsonObject) -> dict[str, JsonObject]:
@@ -262,14 +270,7 @@ def _items(cell: JsonObject) -> dict[str, JsonObject]:
 
 def _without_parameters(cell: JsonObject) -> str:
     rest = {key: value for key, value in cell.items() if key not in ("problem", "algorithm", "metrics")}
-    return canonical_json([rest, [(item["name"], item.get("distribution")) for item in _items(cell).values()]])
-
-
-def _agree(one: Any, other: Any) -> bool:
-    """Whether two descriptions agree in what both have, apart from versions and code: a version may have other parameters."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(_agree(one[key], other[key]) for key in one.keys() & other.keys() - {*CODE, "metrics"})
-    return bool(one == other)
+    return canonical_json([rest, [item["name"] for item in _items(cell).values()]])
 
 
 def changed_code(others: Sequence[JsonObject]) -> list[str]:

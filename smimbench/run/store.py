@@ -174,6 +174,10 @@ class Store:
         self.complaints.append(f"{path}: trajectory {reason}")
         return None
 
+    def written(self, record: JsonObject) -> float:
+        """When a record was written, in seconds; 0 if its file is gone."""
+        return unless(OSError, os.path.getmtime, self.folder / f"{_file_stem(record)}.json") or 0.0
+
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
         line = f"{path}: {reason}; not used"
         if set_aside:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.assumed import Assuming, assumed_entries, with_versions
-from smimbench.problem.problem import Problem, as_table, specification, version_of
+from smimbench.problem.problem import CODE, Problem, as_table, specification, version_of
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build, signature_of
 from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
@@ -281,6 +281,18 @@ def by_dimension(
 def key_of(document: Any) -> str:
     """Content address of what has this canonical JSON: a cell's identity, a question of a search or of theory."""
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:24]
+
+
+def agree(one: Any, other: Any) -> bool:
+    """Whether two descriptions of a run have the same items with the same values of all parameters that both have.
+
+    Versions, code and packages do not count: a version may have other parameters, and a plugin's file another name.
+    """
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return bool(one == other)
+    tables = {key for side in (one, other) for key, value in side.items() if isinstance(value, dict)}
+    common = one.keys() & other.keys()
+    return tables <= common and all(agree(one[key], other[key]) for key in common - {*CODE, "distribution", "metrics"})
 
 
 def build_problem(spec: JsonObject) -> Problem:

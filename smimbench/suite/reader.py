@@ -173,6 +173,10 @@ def _with_base(path: Path, document: JsonObject, seen: tuple[Path, ...] = ()) ->
     return merged(_with_base(base, _document(str(base), text), seen), document)
 
 
+LEFT_OUT = "left out"
+"""First words of a remark on an item that cannot be built."""
+
+
 class _Reader:
     """Turns a document into a suite, with the checks that ``schema`` cannot do: of items, and across keys."""
 
@@ -340,7 +344,7 @@ class _Reader:
             self.failures.append(found)
         elif not self.stored:
             raise found from None
-        self.remarks.append(f"left out: {found}")
+        self.remarks.append(f"{LEFT_OUT}: {found}")
 
     def _refuse_same_cells(self, plans: Sequence[ProblemPlan]) -> None:
         """Reject two problems with the same label, or the same point under two labels."""

@@ -75,7 +75,10 @@ def test_settings_go_with_the_same_settings(made, tmp_path, capsys):
     code, out, err = call(capsys, "compare", made / "small.json", tmp_path / "r", "--json")
     assert code == 0
     assert "has no counterpart" in err
-    assert {row["verdict"] for row in json.loads(out)["rows"]} == {"unchanged"}
+    document = json.loads(out)
+    assert {row["verdict"] for row in document["rows"]} == {"unchanged"}
+    assert len(document["alone"]) == 1
+    assert call(capsys, "compare", made / "small.json", tmp_path / "r", "--fail-over", "5")[0] == 1
 
 
 BAD = {
