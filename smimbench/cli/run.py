@@ -35,6 +35,9 @@ from smimbench.cli.options import (
 from smimbench.cli.results import present
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.files import JsonObject
     from smimbench.run.campaign import Campaign, Shard
     from smimbench.run.executor import Limits
     from smimbench.run.store import Store
@@ -149,6 +152,7 @@ def run(
         multiple=True,
         type=click.Choice(["not-converged", "diverged", "timeout", "failed"]),
     ),
+    flag("Count trials, cells, time and memory; run nothing.", "--dry-run"),
     JSON,
 )
 def tune(
@@ -158,6 +162,7 @@ def tune(
     cell_memory: float | None,
     budget: float | None,
     retry: tuple[str, ...],
+    dry_run: bool,
     **how: Any,
 ) -> int:
     """Search the parameters that [algorithms.tune] names, on seeds that no score uses.
@@ -167,7 +172,7 @@ def tune(
     from smimbench.cli.progress import run_watched
     from smimbench.report.tables import search_table
     from smimbench.run.campaign import plan_campaign
-    from smimbench.run.tuning import search_all
+    from smimbench.run.tuning import search_all, searches_ahead, tuning_store
 
     how |= {"isolated": True, "limits": _limits(cell_time, cell_memory, budget)}
     if request.settings() is not None:
@@ -177,6 +182,31 @@ def tune(
         request.remark(
             [f"tune searches over all runs of a problem; --only {key} does not narrow this, --set grid.{key}=... does"]
         )
+
+    if dry_run:
+        searches = searches_ahead(suite, request.store(suite), backend)
+        trials = [
+            {
+                "problem": search.plan.label,
+                "label": search.table["label"],
+                "trials": len(search.trials),
+                "cells": len(ahead),
+            }
+            for search, ahead in searches
+        ]
+        if not any(ahead for _, ahead in searches):
+            finished = {"searches": trials, "cells": 0, "missing": 0, "seconds": 0}
+            request.answer(finished, lambda console, _: console.print("nothing to run: every search is finished"))
+            return OK
+        campaign = plan_campaign(
+            suite,
+            tuning_store(request.store(suite)),
+            (backend,),
+            cells=[cell for _, ahead in searches for cell in ahead],
+            dry_run=True,
+            **how,
+        )
+        return show_cost(campaign, request, trials)
 
     def work(cells: list[Cell], store: Store) -> bool:
         campaign = plan_campaign(suite, store, (backend,), cells=cells, **how)
@@ -234,14 +264,17 @@ def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
     return OK if set(ended) <= {"ok", "skipped"} and not campaign.suite.left_out else NOT_OK
 
 
-def show_cost(campaign: Campaign, request: Request) -> int:
-    """Print what the missing cells of a campaign cost."""
+def show_cost(campaign: Campaign, request: Request, searches: Sequence[JsonObject] = ()) -> int:
+    """Print what the missing cells of a campaign cost; those of ``tune`` belong to the trials of searches."""
     cost = campaign.cost()
     cells, missing, workers = len(campaign.cells), len(campaign.missing), campaign.workers
     if request.as_json:
-        print_json({"cells": cells, "missing": missing, "workers": workers, **asdict(cost)})
+        named = {"searches": searches} if searches else {}
+        print_json({**named, "cells": cells, "missing": missing, "workers": workers, **asdict(cost)})
         return OK
-    grounds = [f"{n} by {what}" for n, what in ((cost.learned, "past runs"), (cost.tried, "trials")) if n]
+    for search in searches:
+        click.echo(f"{search['problem']}: {search['label']}: {search['trials']} trials, {search['cells']} cells to run")
+    grounds = [f"{n} by {what}" for n, what in ((cost.learned, "past runs"), (cost.tried, "short runs")) if n]
     rest = f" (cells: {', '.join(grounds)})" if grounds else ""
     click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
     click.echo(f"about {_duration(cost.seconds)}{rest}, theory apart")

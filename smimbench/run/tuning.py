@@ -20,6 +20,7 @@ from smimbench.problem.assumed import with_versions
 from smimbench.registry.adapters import refusal
 from smimbench.registry.registry import get_registry
 from smimbench.run.choice import log_error
+from smimbench.run.loop import Status
 from smimbench.run.record import SearchResult, check_model, digest_of, plain, sealed, text_of
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
@@ -113,6 +114,15 @@ class Search:
             "algorithm": spec,
         }
 
+    def cells_ahead(self, records: Mapping[str, JsonObject], backend: str) -> list[Cell]:
+        """All cells that are still to run, where none of them fails."""
+        ahead: list[Cell] = []
+        expected = dict(records)
+        while missing := self.proceed(expected, backend)[0]:
+            ahead += missing
+            expected |= {cell.key: {"status": Status.OK, "metrics": {"mse": [1.0]}} for cell in missing}
+        return ahead
+
 
 def _rounded(value: float | None) -> float | None:
     """Geometric mean of errors to six digits, which all machines agree on; None: not run, or a run has no estimate."""
@@ -187,6 +197,16 @@ def search_all(
                 found[search] = result if result["chosen"] is None else keep_choice(search, store, result)
         if not missing or not run(missing, own):
             return [{**dict(zip(("problem", "label"), one.place)), **(result or {})} for one, result in found.items()]
+
+
+def searches_ahead(suite: Suite, store: Store, backend: str) -> list[tuple[Search, list[Cell]]]:
+    """The searches of a suite, each with all cells that it still has to run; nothing is written."""
+    stored = tuning_store(store).load(set_aside=False, compact=True).values()
+    records = {record["key"]: record for record in stored}
+    return [
+        (search, [] if read_choice(search, store) else search.cells_ahead(records, backend))
+        for search in chosen_searches(suite)
+    ]
 
 
 def tuning_store(store: Store) -> Store:

@@ -228,6 +228,35 @@ def test_tuning_again_runs_nothing(done, capsys):
     assert {one: one.stat().st_mtime_ns for one in records} == records
 
 
+def test_a_dry_run_counts_what_the_search_then_runs(done, tmp_path, capsys):
+    path, _ = done
+    asked = ("tune", path, "--results", tmp_path / "results")
+
+    def counted():
+        code, out, err = call(capsys, *asked, "--dry-run", "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    before = counted()
+    assert not (tmp_path / "results").exists()
+    _, out, _ = call(capsys, *asked, "--dry-run")
+    (search,) = before["searches"]
+    assert f"{search['label']}: {search['trials']} trials, {search['cells']} cells to run" in out
+    assert "about" in out
+    (found,) = tune(capsys, path, tmp_path / "results")
+    assert search["trials"] == len(found["trials"])
+    assert before["missing"] == search["cells"] == found["runs"]
+    assert counted()["missing"] == 0
+    # Of a search that was interrupted, the rest: here one run of its last round.
+    tuning = Store(tmp_path / "results" / "small" / "tuning")
+    records = tuning.load()
+    last = max(records, key=lambda stem: records[stem]["cell"]["replicate"])
+    (tuning.folder / f"{last}.json").unlink()
+    for choice in tuning.folder.glob("choices/*.json"):
+        choice.unlink()
+    assert counted()["missing"] == 1
+
+
 def test_a_search_goes_on_after_a_kill_to_the_same_choice(done, tmp_path, capsys, monkeypatch):
     path, results = done
     own = tmp_path / "results" / "small" / "tuning"
