@@ -227,10 +227,10 @@ class IntegratedChannel(DerivedChannel):
 
         z = probe(self.channel, self.sites, 16)
         y = np.asarray(self.channel.forward(z, rng=monte_carlo_rng("likelihood: few labels")))
-        with np.errstate(all="ignore"):
-            found = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
         if y.ndim < 1 or len(y) != len(z):
             raise refused(f"forward must return one label per sample, shape (16, ...), got {y.shape}")
+        with np.errstate(all="ignore"):
+            found = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
         if is_exact(self.channel, self.sites):
             raise refused(
                 "the label is a continuous function of the latents without noise, so its likelihood is a delta "

@@ -6,7 +6,9 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
-from smimbench.interfaces.basics import Array, ParameterError
+import numpy as np
+
+from smimbench.interfaces.basics import Array, Host, ParameterError
 from smimbench.interfaces.channel import Posterior
 
 MOST_TOKENS = 512
@@ -48,6 +50,43 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # thousands of digits, thousands of brackets
         return f"a {type(value).__name__} that is too large to be shown"
     return text if len(text) < 100 else f"{text[:90]} ..."
+
+
+def not_finite(array: Host) -> str:
+    """How many numbers of an array are NaN or infinite, and where the first is; empty if all are finite."""
+    wrong = ~np.isfinite(array)
+    if not wrong.any():
+        return ""
+    nan = int(np.isnan(array).sum())
+    counts = {"NaN": nan, "inf": int(wrong.sum()) - nan}
+    first = [int(index) for index in np.argwhere(wrong)[0]]
+    return f"{' and '.join(f'{count} {name}' for name, count in counts.items() if count)}, first at {first}"
+
+
+def type_of_numbers(array: Any) -> str:
+    """Data type of an array in any namespace, as ``"float64"``; ``"masked array"`` for one that may hide some of its numbers."""
+    return "masked array" if np.ma.isMaskedArray(array) else str(array.dtype).rpartition(".")[2]
+
+
+def is_real(array: Any) -> bool:
+    """Whether an array is made of real numbers, truth values included, all of which are there."""
+    return type_of_numbers(array).startswith(("float", "bfloat", "int", "uint", "bool"))
+
+
+def checked_array(source: str, values: Any, shape: tuple[int, ...]) -> Host:
+    """The array that an item has drawn.
+
+    Raises
+    ------
+    ValueError
+        If it is not made of finite real numbers in this shape; ``source`` says who drew it.
+    """
+    array = np.asanyarray(values)
+    if array.shape != shape or not is_real(array):
+        raise ValueError(f"{source} must return {shape} real numbers, got {type_of_numbers(array)} {array.shape}")
+    if wrong := not_finite(array):
+        raise ValueError(f"{source} must return finite numbers, got {wrong}")
+    return array
 
 
 def check_latents(z: Array, components: int, sites: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -15,12 +16,17 @@ from smimbench.backend.device import Backend
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs, fits
 from smimbench.files import error_line, printable
 from smimbench.interfaces import Array, Claims, Data, Host, Inputs, NotMeasured, Overlaps, Start
+from smimbench.interfaces.checks import checked_array, is_real, type_of_numbers
+from smimbench.numerics.statistics import quantile
 from smimbench.registry.metrics import find_metric, trajectory_metrics
 
 DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""
 HOST_BLOCK = 1 << 18
 """Numbers drawn at once on the host. Doubled: the buffer leaves the cache."""
+UNNOTICED, UNLIKELY = 0.1, 1e-6
+"""Deviation of mean and variance of the inputs that is not worth a remark, and probability that chance adds more. Doubled, inputs
+twice as far off are passed over; twice as many right ones get a remark."""
 Values = dict[str, list[float]]
 """Of metrics by name: one for each component, or one for all."""
 
@@ -87,6 +93,22 @@ class Instance:
         """So many new samples of the same teacher, on the host."""
         found: tuple[Host, Host] = self.problem.draw(self.signal, n, rng, dtype)
         return found
+
+    @functools.cached_property
+    def remarks(self) -> list[str]:
+        """What the user should know of the inputs: that their mean is not 0, or their variance not 1."""
+        size = math.prod(self.inputs.shape[1:])
+        tokens = np.asarray(to_host(self.inputs[: max(1, HOST_BLOCK // size)]), dtype=float).reshape(-1, size)
+        if len(tokens) < 2:
+            return []
+        certain = quantile(1 - UNLIKELY, len(tokens) - 1) / math.sqrt(len(tokens))
+        for moment, expected in ((tokens, 0.0), (tokens**2, 1.0)):
+            of_sample = moment.mean(axis=1)  # samples are independent, tokens and features need not be
+            if abs(of_sample.mean() - expected) > UNNOTICED + certain * of_sample.std(ddof=1):
+                mean, variance = tokens.mean(), tokens.var()
+                name = self.problem.inputs.name
+                return [f"inputs {name!r}: mean {mean:#.2g}, variance {variance:#.2g}; theory expects 0 and 1"]
+        return []
 
     def checksum(self) -> tuple[float, ...]:
         """Checksum of teacher, inputs and labels, to detect changes to them; reads all of them once."""
@@ -168,12 +190,14 @@ class Instance:
         Raises
         ------
         ValueError
-            If the estimate does not have the shape of the signal.
+            If the estimate does not have the shape of the signal, or is not made of real numbers.
         """
         if tuple(estimate.shape) != self.signal.shape:
             raise ValueError(
                 f"an estimate must have the signal's shape {self.signal.shape}, got {tuple(estimate.shape)}"
             )
+        if not is_real(estimate):
+            raise ValueError(f"an estimate must be made of real numbers, got {type_of_numbers(estimate)}")
         model: Any = self.problem.model
         teacher = _teacher_like(self, estimate)
         aligned = model.align(teacher, estimate, self.problem.channel.symmetry)
@@ -187,22 +211,13 @@ class Instance:
 def fill(out: Host, inputs: Inputs, rng: np.random.Generator) -> None:
     """Draw tokens (n, T, D) into ``out``; in float64 whatever its dtype, so that all dtypes see the same instance, rounded."""
     if inputs.transform is None:
-        out[...] = drawn(inputs, rng, *out.shape)
+        out[...] = checked_array(f"inputs {inputs.name!r}: draw", inputs.draw(rng, *out.shape), out.shape)
         return
     step = max(1, HOST_BLOCK // max(1, math.prod(out.shape[1:])))
     for start in range(0, len(out), step):
         part = out[start : start + step]
-        part[...] = inputs.transform(rng.standard_normal(part.shape))
-
-
-def drawn(inputs: Inputs, rng: np.random.Generator, *shape: int) -> Host:
-    """Tokens from the method ``draw`` of inputs; ValueError for another shape, or numbers that are not real."""
-    found = np.asarray(inputs.draw(rng, *shape))
-    if found.shape != shape or found.dtype.kind not in "fiu":
-        raise ValueError(
-            f"inputs {inputs.name!r}: draw must give {shape} real numbers, got {found.dtype} {found.shape}"
-        )
-    return found
+        tokens = inputs.transform(rng.standard_normal(part.shape))
+        part[...] = checked_array(f"inputs {inputs.name!r}: transform", tokens, part.shape)
 
 
 def draw_on(
@@ -225,7 +240,8 @@ def draw_on(
     size = max(1, DEVICE_BLOCK // math.prod(shape[1:]))
     host: Any = None
     if law.transform is None:  # all at once: samples of a file are different ones
-        host = drawn(law, np.random.Generator(np.random.PCG64DXSM(block_seed(0))), *shape)
+        rng_of_block = np.random.Generator(np.random.PCG64DXSM(block_seed(0)))
+        host = checked_array(f"inputs {law.name!r}: draw", law.draw(rng_of_block, *shape), shape)
 
     def draw(block: int) -> Array:
         first = block * size

@@ -31,6 +31,7 @@ from smimbench.interfaces import (
     Start,
     is_symmetric,
 )
+from smimbench.interfaces.checks import checked_array
 from smimbench.numerics.seeds import STREAMS, words
 from smimbench.problem.instance import Instance, draw_on, fill, stored_types
 from smimbench.registry.parameters import build, parameters_of, signature_of
@@ -320,7 +321,7 @@ class Problem:
         def stream(name: str) -> np.random.Generator:
             return np.random.Generator(np.random.PCG64DXSM(seeds(name)))
 
-        signal = self.prior.sample(stream("teacher"), self.components, dimension)
+        signal = self.teacher(stream("teacher"), dimension)
         n = self.model.sample_count(alpha, dimension)
         if device is None:
             inputs, labels = self.draw(signal, n, stream("data"), dtype)
@@ -339,13 +340,25 @@ class Problem:
         labels: Host | None = None
         for part in model.chunks(n, signal.shape[-1], self.components):
             z = model.forward(np.asarray(inputs[part], dtype=np.float64), signal)
-            y = np.asarray(self.channel.forward(z, rng=rng))
+            y = self.labels(z, rng)
             if labels is None:
                 kind = wide if y.dtype.kind == "f" else y.dtype
                 labels = np.empty((n, *y.shape[1:]), dtype=kind)
             labels[part] = y
         assert labels is not None
         return inputs, labels
+
+    def teacher(self, rng: np.random.Generator, dimension: int) -> Host:
+        """A signal drawn from the prior."""
+        shape = tuple(self.model.signal_shape(self.components, dimension))
+        return checked_array(
+            f"prior {self.prior.name!r}: sample", self.prior.sample(rng, self.components, dimension), shape
+        )
+
+    def labels(self, z: Host, rng: np.random.Generator) -> Host:
+        """Labels (n, ...) of latents, on the host."""
+        y = np.asarray(self.channel.forward(z, rng=rng))
+        return checked_array(f"channel {self.channel.name!r}: forward", y, (len(z), *y.shape[1:]))
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
         """Cost of one pass (forward and adjoint) over ``samples`` samples, default all."""

@@ -12,7 +12,9 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace
+from smimbench.files import attempt
 from smimbench.interfaces import Algorithm, Array, Capabilities, Data, Info, ProblemLike
+from smimbench.interfaces.checks import is_real, type_of_numbers
 from smimbench.interfaces.item import gives, takes
 
 OFFERED = ("problem", "rng")
@@ -89,13 +91,14 @@ def _like(data: Data, values: Any) -> Array:
     """Convert numbers to an array of the same type and device as the data."""
     xp = namespace(data.labels)
     device = array_api_compat.device(data.labels)
-    if array_api_compat.is_array_api_obj(values) and not isinstance(values, (np.ndarray, np.generic)):
-        return xp.astype(values, data.inputs.dtype, copy=False)
-    try:
-        host = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"fit must return an array of numbers, got {type(values).__name__}") from None
-    return xp.asarray(host, dtype=data.inputs.dtype, device=device)
+    elsewhere = array_api_compat.is_array_api_obj(values) and not isinstance(values, (np.ndarray, np.generic))
+    numbers, error = (values, None) if elsewhere else attempt(np.asanyarray, values)
+    if error is not None or not is_real(numbers):
+        got = type(values).__name__ if error else type_of_numbers(numbers)
+        raise ValueError(f"fit must return an array of real numbers, got {got}")
+    if elsewhere:
+        return xp.astype(numbers, data.inputs.dtype, copy=False)
+    return xp.asarray(numbers.astype(np.float64), dtype=data.inputs.dtype, device=device)
 
 
 def algorithm_class(item: Any) -> Any:

@@ -168,7 +168,7 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
         measured, unmeasured, remarks = instance.measure(list(names), result.estimate, result.V)
         result.metrics.update(measured)
         result.blank |= {name: why for name, why in unmeasured.items() if name in listed}
-        result.warnings += remarks
+        result.warnings += [*instance.remarks, *remarks]
     if instance.checksum() != checksum:
         raise RuntimeError("the algorithm wrote into the data that all algorithms share, so its result is discarded")
     price, clock, fresh = result.plan.cost, result.clock, cast("FreshSamples", data.fresh)

@@ -14,6 +14,7 @@ import numpy as np
 from smimbench.backend import machine
 from smimbench.files import JsonObject, attempt, canonical_json, error_line, read_npz, write_atomically
 from smimbench.interfaces import Array
+from smimbench.interfaces.checks import not_finite
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import CODE
 from smimbench.run.loop import Status
@@ -121,15 +122,21 @@ def score_record(suite: Suite, point: Point, path: Path, label: str) -> JsonObje
     """Record of the estimate in a file, like that of a cell but without times and trajectory; see ``read_estimate``."""
     instance = point.instance(suite)
     estimate = read_estimate(path, instance.signal.shape)
-    finite = bool(np.isfinite(estimate).all())
+    wrong, metrics = not_finite(estimate), None
+    if not wrong:
+        with np.errstate(all="ignore"):
+            metrics, _ = attempt(instance.metrics, estimate)
+        if metrics is None or not all(map(math.isfinite, itertools.chain(*metrics.values()))):
+            wrong = f"numbers that are too large to be scored, up to {np.abs(estimate).max():.2g}"
     # Nobody here can tell one version of an estimate from another.
     cell = _identity(suite, point) | {"algorithm": {"name": label, "version": 0}, "backend": ELSEWHERE}
     found = {
-        "status": (Status.OK if finite else Status.DIVERGED).value,
-        "reason": "scored" if finite else "the estimate is not made of finite numbers",
-        "metrics": instance.metrics(estimate) if finite else {},
+        "status": (Status.DIVERGED if wrong else Status.OK).value,
+        "reason": f"the estimate has {wrong}" if wrong else "scored",
+        "metrics": {} if wrong else metrics,
         "sample_ratio": instance.sample_ratio,
         "samples": int(instance.inputs.shape[0]),
+        "warnings": instance.remarks,
         "trajectory": None,
         "timing": {"machine": machine.fingerprint()},
     }

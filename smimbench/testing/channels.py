@@ -12,7 +12,7 @@ import numpy as np
 from smimbench.derive import predict
 from smimbench.derive.labels import is_noisy, observable, symmetry_of_labels
 from smimbench.interfaces import SYMMETRIES, Array
-from smimbench.interfaces.checks import checked_posterior
+from smimbench.interfaces.checks import checked_posterior, is_real, not_finite, type_of_numbers
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, Refused, each_model, expect_array, published
 from smimbench.theory.consistency import require_likelihood
@@ -87,6 +87,38 @@ def refused(context: CheckContext) -> Iterator[Refused]:
 
 
 @published(
+    ("channel",), "forward does not return one label for each sample, made of numbers.", cases=each_model, required=True
+)
+def labels(context: CheckContext, model: Any) -> None:
+    """Check labels (n, ...), also of a single sample."""
+    for n in (5, 1):
+        y = drawn(context, model, n, n)[3]
+        if y.shape[:1] != (n,) or not is_real(y) or not_finite(y):
+            got = not_finite(y) if is_real(y) else type_of_numbers(y)
+            raise CheckFailed(
+                f"forward of {n} samples must return finite numbers of shape ({n}, ...), got {got or y.shape}"
+            )
+
+
+@published(
+    ("channel",),
+    "log_likelihood does not give one real number for each sample: there is nothing to integrate.",
+    cases=each_model,
+    required=True,
+)
+def log_likelihood(context: CheckContext, model: Any) -> None:
+    """Check the shape of the likelihood: (n,) for n samples."""
+    channel = context.item
+    if channel.log_likelihood is None:
+        return
+    _, _, z, y = drawn(context, model, 6, 51)
+    likelihood = np.asanyarray(channel.log_likelihood(y, z))
+    if likelihood.shape != (6,) or not is_real(likelihood):
+        got = f"{type_of_numbers(likelihood)} {likelihood.shape}"
+        raise CheckFailed(f"log_likelihood of 6 samples must return real numbers of shape (6,), got {got}")
+
+
+@published(
     ("channel",),
     "log_likelihood is not that of the labels that forward draws: a wrong sign, a wrong variance of the noise, a missing factor. "
     "Integrals of it need not end. 'smimbench run' makes the same test.",
@@ -99,17 +131,13 @@ def likelihood(context: CheckContext, model: Any) -> None:
 
 
 @channel_check(
-    "forward or posterior returns arrays of another shape or type than the contract says, or cannot take a single sample.",
+    "posterior returns arrays of another shape or type than the contract says, or cannot take a single sample.",
     required=True,
 )
 def shapes(context: CheckContext, model: Any, channel: Any) -> None:
-    """Check shapes: labels (n, ...), mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
+    """Check shapes: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
     for n in (5, 1):
         V, omega, _, y = drawn(context, model, n, n)
-        if y.shape[:1] != (n,) or y.dtype.kind not in "fiub" or (y.dtype.kind == "f" and np.isnan(y).any()):
-            raise CheckFailed(
-                f"forward: labels of {n} samples must be numbers of shape ({n}, ...), got {y.dtype} {y.shape}"
-            )
         found = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(2))
         try:
             checked_posterior(found, omega, second_moment=True)

@@ -75,7 +75,7 @@ class CheckContext:
         found = [model for name in self.model_names for model in self._model(name, reasons)]
         if not found:
             unknown = f"none of {capabilities_of(self.item).models} (its capabilities) is registered"
-            raise CheckFailed(f"there is no model to check the item with: {next(iter(reasons), unknown)}")
+            raise CheckFailed(reasons[0] if reasons else f"there is no model to check the item with: {unknown}")
         return tuple(found)
 
     def _model(self, name: str, reasons: list[str]) -> Iterator[Any]:
@@ -176,7 +176,8 @@ def _why_refused(channel: Any, model: Any) -> str:
     y, error = attempt(lambda: np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: labels"))))
     if error is not None:  # another number of tokens may do
         return f"forward raised {error_line(error)} for latents of shape {z.shape}"
-    return "" if y.ndim > 0 and len(y) == 3 else f"forward of 3 samples returned labels of shape {y.shape}"
+    wrong = y.ndim == 0 or len(y) != 3
+    return f"forward of 3 samples must return labels of shape (3, ...), got {y.shape}" if wrong else ""
 
 
 def kind_of(item: Any) -> str:

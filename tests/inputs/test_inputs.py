@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -84,12 +85,83 @@ def test_an_array_that_does_not_fit_or_has_changed_is_refused(tmp_path):
         problem_of({key: value for key, value in spec.items() if key != "version"})
     for wrong in (np.array(["a"]), np.ones(3), np.full((2, 3, 8), np.nan)):
         np.save(file, wrong)
-        with pytest.raises(ProblemError, match=r"inputs\.path: must be a \.npy or \.npz file with numbers \(N, T, D\)"):
+        with pytest.raises(
+            ProblemError, match=r"inputs\.path: must be a \.npy or \.npz file with finite numbers \(N, T, D\)"
+        ):
             problem_of(table)
     (tmp_path / "empty.npy").touch()
     for name in ("empty.npy", "none.npy"):
         with pytest.raises(ProblemError, match=r"inputs\.path"):
             problem_of({"name": "array", "path": str(tmp_path / name)})
+
+
+def test_numbers_of_a_file_that_are_not_finite_are_counted_and_placed(tmp_path):
+    rows = np.random.default_rng(1).standard_normal((50, 3, 8))
+    rows[5, 0, 3] = rows[9, 1, 1] = np.nan
+    rows[7, 2, 2] = -np.inf
+    for array, words in ((rows, "2 NaN and 1 inf, first at [5, 0, 3]"), (rows[:, 2], "1 inf, first at [7, 2]")):
+        np.save(tmp_path / "own.npy", array)
+        with pytest.raises(ProblemError, match=re.escape(words)):
+            problem_of({"name": "array", "path": str(tmp_path / "own.npy")})
+
+
+OWN = """
+import numpy as np
+import smimbench
+from smimbench.interfaces import Inputs
+
+
+class Own(Inputs):
+    "Tokens of one's own."
+    name, version, reference, capabilities = "own", 1, "here", smimbench.Capabilities()
+
+    def {method}:
+        x = {drawn}
+        return x
+
+
+@smimbench.hookimpl
+def smimbench_register_inputs(register):
+    register(Own)
+"""
+DRAW, TRANSFORM = "draw(self, rng, n, tokens, dimension)", "transform(self, z)"
+NORMAL = "rng.standard_normal((n, tokens, dimension))"
+RAN = suite_text(
+    'model = { name = "sequence-multi-index", tokens = 3 }\nchannel = { name = "linear", noise = 0.1 }\n'
+    'prior = "gaussian"\ninputs = "own"', [1.0], 30, 1, 'name = "ridge"',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "drawn", "words"), [
+    (DRAW, f"1 + 3 * {NORMAL}", r"inputs 'own': mean 1\.0, variance (8\.[5-9]|9\.[0-5]); theory expects 0 and 1"),
+    (TRANSFORM, "0.1 * z", r"mean -?0\.00\d*, variance 0\.01\d*; theory expects 0 and 1"),
+    (DRAW, "rng.random((n, tokens, dimension))", r"mean 0\.[45]\d, variance 0\.0[78]\d; theory expects 0 and 1"),
+    (DRAW, f"np.where(np.arange(n * tokens * dimension) == 93, np.nan, {NORMAL}.ravel()).reshape(n, tokens, dimension)",
+     r"inputs 'own': draw must return finite numbers, got 1 NaN, first at \[1, 0, 3\]"),
+    (TRANSFORM, "z[:, :1]", r"inputs 'own': transform must return \(30, 3, 30\) real numbers, got float64 \(30, 1, 30\)"),
+    (TRANSFORM, "z + 0j", r"transform must return \(30, 3, 30\) real numbers, got complex128"),
+    (DRAW, f"np.ma.masked_less({NORMAL}, 0)", r"draw must return \(30, 3, 30\) real numbers, got masked array"),
+    (DRAW, NORMAL, None),
+])  # fmt: skip
+def test_a_run_says_what_is_wrong_with_inputs_of_its_own(tmp_path, capsys, method, drawn, words):
+    (tmp_path / "own.py").write_text(OWN.format(method=method, drawn=drawn))
+    suite = write_suite(tmp_path, RAN)
+    _, out, err = call(
+        capsys, "run", suite, "--plugins", tmp_path / "own.py", "--results", tmp_path / "r", "--no-figure"
+    )
+    printed = " ".join((out + err).split())
+    assert words is None or re.search(words, printed), printed
+    assert words is not None or "theory expects" not in printed
+
+
+@pytest.mark.parametrize("inputs", [
+    "gaussian", "sphere", "one-hot", {"name": "heavy-tails", "degrees": 5.0}, {"name": "power-law", "exponent": 3.0},
+    {"name": "correlated-tokens", "decay": 0.99},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("size", [(0.1, 10), (1.0, 10), (1.0, 50), (4.0, 200)])
+def test_inputs_that_ship_are_as_theory_expects(inputs, size):
+    problem = problem_of(inputs)
+    assert [remark for k in range(20) for remark in problem.instance(*size, k).remarks] == []
 
 
 def test_a_device_draws_no_sample_of_a_file_twice(backend, tmp_path, monkeypatch):

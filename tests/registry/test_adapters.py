@@ -171,7 +171,21 @@ def test_randomness_is_that_of_the_run(little):
 
 @pytest.mark.parametrize(
     ("returned", "message"),
-    [(np.zeros(40), "signal's shape"), ("words", "must return an array of numbers"), (None, "it returned nothing")],
+    [
+        (np.zeros(40), "signal's shape"),
+        ("words", "must return an array of real numbers, got <U5"),
+        (np.full((1, 40), "1.0"), "must return an array of real numbers, got <U3"),
+        (np.ones((1, 40)) + 0j, "must return an array of real numbers, got complex128"),
+        (
+            np.ma.masked_array(np.ones((1, 40)), np.arange(40)[None] == 3),
+            "must return an array of real numbers, got masked array",
+        ),
+        (np.zeros((1, 40), [("w", float)]), "must return an array of real numbers, got"),
+        (np.zeros((1, 40), "m8[s]"), "must return an array of real numbers, got timedelta64"),
+        (np.full((1, 40), None), "must return an array of real numbers, got object"),
+        ([[1.0, 2.0], [3.0]], "must return an array of real numbers, got list"),
+        (None, "it returned nothing"),
+    ],
 )
 def test_what_is_no_estimate_is_refused(little, returned, message):
     problem, _, data = small_problem()

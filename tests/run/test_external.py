@@ -95,7 +95,19 @@ def test_an_estimate_of_nan_is_a_row_that_says_so(tmp_path, capsys):
     np.savez(answer, estimate=np.full((1, 30), np.nan))
     code, out, _ = call(capsys, "score", suite, "--estimate", answer, "--json")
     assert code == 1
-    assert json.loads(out)["rows"][0]["status_counts"] == {"diverged": 1}
+    (row, *_) = json.loads(out)["rows"]
+    assert row["status_counts"] == {"diverged": 1}
+    assert "the estimate has 30 NaN, first at [0, 0]" in row["reasons"][0]
+
+
+def test_an_estimate_too_large_for_its_square_is_a_row_that_says_so(tmp_path, capsys):
+    suite, answer = write_suite(tmp_path, SUITE), tmp_path / "answer.npz"
+    np.savez(answer, estimate=np.full((1, 30), -1e160))
+    code, out, err = call(capsys, "score", suite, "--estimate", answer, "--json")
+    assert (code, "Warning" in err) == (1, False)
+    (row, *_) = json.loads(out)["rows"]
+    assert row["status_counts"] == {"diverged": 1}
+    assert "numbers that are too large to be scored, up to 1e+160" in row["reasons"][0]
 
 
 def _estimate(**arrays):

@@ -52,7 +52,7 @@ def test_a_channel_that_takes_no_model_says_what_it_raised(capsys, tmp_path):
     code, out, _ = call(capsys, "check", "bare", "--plugins", tmp_path / "bare.py", "--only", "shapes")
     assert code == 1
     words = " ".join(out.split())
-    assert "there is no model to check the item with: forward raised TypeError: " in words
+    assert "forward raised TypeError: " in words
     assert "unexpected keyword argument 'rng'" in words
 
 

@@ -73,6 +73,8 @@ class WorkedOver(Channel):
         return np.float64(y) if self.wrong == "wide" else np.asarray(y, dtype=z.dtype)
 
     def log_likelihood(self, y, z):
+        if self.wrong == "shape":
+            return -0.5 * ((y - z) ** 2).sum(axis=2) / self.noise
         factor = {"factor": 1.0, "sign": -0.5, "nan": np.nan}.get(self.wrong, 0.5)  # 1.0: half the noise
         return -factor * ((y - z) ** 2).sum(axis=(1, 2)) / self.noise
 
@@ -290,6 +292,8 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (spoiled(LINEAR, symmetry="signs"), {"symmetry": "symmetry is 'signs', but that of the labels is 'none'"}, ()),
     (WorkedOver(wrong="factor"), {"likelihood": "log_likelihood is not that of forward"}, ()),
     (WorkedOver(wrong="sign"), {"likelihood": "log_likelihood is not that of forward"}, ()),
+    (WorkedOver(wrong="shape"), {"log_likelihood": "must return real numbers of shape (6,), got float64 (6, 1)"}, ()),
+    (spoiled(WorkedOver(), forward=lambda y, *_: y[:2]), {"labels": "must return labels of shape (3, ...), got (2, 1, 2)"}, ()),
     (WorkedOver(wrong="nan"), {"likelihood": "log_likelihood must be finite for labels that forward has drawn"}, ()),
     (
         spoiled(SequenceSoftmax(tokens=2), forward=lambda y, *_: y + 1e-6 * y.mean(0)),

@@ -12,6 +12,7 @@ import numpy as np
 
 from smimbench.files import error_line
 from smimbench.interfaces import Capabilities, Inputs, ParameterError
+from smimbench.interfaces.checks import not_finite
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Host
@@ -57,7 +58,7 @@ class ArrayInputs(Inputs):
             raise
         except (OSError, ValueError, EOFError) as error:
             raise ParameterError(
-                "path", f"must be a .npy or .npz file with numbers (N, T, D): {error_line(error)}"
+                "path", f"must be a .npy or .npz file with finite numbers (N, T, D): {error_line(error)}"
             ) from None
         if self.digest not in ("", found):
             raise ParameterError("digest", f"must be that of the array in {self.path}, {found}, got {self.digest}")
@@ -89,9 +90,11 @@ def _loaded(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
     if not isinstance(file, np.ndarray) and key not in file:
         raise ParameterError("key", f"must be one of {', '.join(file)}, the arrays of {path}, got {key!r}")
     array = np.asarray(file if isinstance(file, np.ndarray) else file[key])
+    if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":
+        raise ValueError(f"got {array.dtype} of shape {array.shape}")
+    if wrong := not_finite(array):
+        raise ValueError(f"got {wrong}")
     if array.ndim == 2:
         array = array[:, None, :]
-    if array.ndim != 3 or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
-        raise ValueError(f"got {array.dtype} of shape {array.shape}, or with numbers that are not finite")
     about = f"{array.dtype.str} {array.shape}".encode()
     return array, hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
