@@ -92,7 +92,7 @@ def run(
                 on_record(record)
 
         show_progress(suite.name, 0, total)
-        campaign.run(report)
+        campaign.run(report, on_wait=warnings.warn)
         show_progress(f"theory of {suite.name}", 0, None)
         return _shown(suite, store, (backend,), solve=True).rows
 

@@ -226,7 +226,7 @@ def remove_leftovers(folder: Path) -> int:
     removed = 0
     for path in folder.rglob(".*.tmp"):
         about = unless(OSError, path.stat) if re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name) else None
-        if about is not None and time.time() - about.st_mtime > LEFTOVER:
+        if about is not None and abs(time.time() - about.st_mtime) > LEFTOVER:  # a clock may have been ahead
             unless(OSError, path.unlink)
             removed += not path.exists()
     return removed

@@ -42,10 +42,11 @@ class Interrupted(click.Abort):
 
 
 class RunProgress(NamedTuple):
-    """Interface for reporting progress of a campaign, called with every record and several times a second."""
+    """Interface for reporting progress of a campaign: called with every record, several times a second, and where it waits."""
 
     on_record: Callable[[JsonObject], None]
     on_look: Callable[[list[Underway]], None]
+    on_wait: Callable[[str], None]
 
 
 class _Lines(contextlib.nullcontext[None]):
@@ -113,8 +114,8 @@ def _display(console: Console, patience: float | None) -> _Bars | _Lines:
 def run_watched(campaign: Campaign, request: Request) -> None:
     """Run a campaign with its remarks and its progress."""
     request.remark(campaign.remarks)
-    with run_progress(campaign, silent=request.silent) as (on_record, on_look):
-        campaign.run(on_record, on_look)
+    with run_progress(campaign, silent=request.silent) as progress:
+        campaign.run(*progress)
 
 
 @contextlib.contextmanager
@@ -142,12 +143,16 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
         for key, one in slow.items():
             display.show(key, _cell_name(one), _iterations(one), one.seconds)
 
+    def on_wait(line: str) -> None:
+        if not silent:
+            console.print(line, style="yellow", soft_wrap=True, markup=False)
+
     if isinstance(display, _Lines) and total and not silent:
         where = f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
         click.echo(f"{name}: running {total} cells, {where}", err=True)
     display.show(name, name, f"0 / {total}", total=total)
     with display:
-        yield RunProgress(on_record, on_look)
+        yield RunProgress(on_record, on_look, on_wait)
 
 
 @contextlib.contextmanager

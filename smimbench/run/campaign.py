@@ -21,7 +21,7 @@ from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnLook
-from smimbench.run.processes import Claims, in_processes
+from smimbench.run.processes import Claims, OnWait, in_processes
 from smimbench.run.store import Store, asked, settings_folder, theory_folder
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.run.theory_guard import TheoryError, is_third_party
@@ -83,7 +83,10 @@ class Campaign:
         return estimate_cost(self.missing, self.workers, past)
 
     def run(
-        self, on_record: Callable[[JsonObject], None] | None = None, on_look: OnLook | None = None
+        self,
+        on_record: Callable[[JsonObject], None] | None = None,
+        on_look: OnLook | None = None,
+        on_wait: OnWait | None = None,
     ) -> list[JsonObject]:
         """Run the missing cells; see ``run_cells``.
 
@@ -94,7 +97,7 @@ class Campaign:
         """
         self._refuse_inconsistent_items()
         how = {"workers": self.workers, "dask": self.dask, "timing": self.timing, "limits": self.limits, **self.how}
-        return run_cells(self.missing, self.store, on_record=on_record, on_look=on_look, **how)
+        return run_cells(self.missing, self.store, on_record=on_record, on_look=on_look, on_wait=on_wait, **how)
 
     def _refuse_inconsistent_items(self) -> None:
         """Raise an error for inconsistent items before hours are spent on meaningless runs."""
@@ -296,6 +299,7 @@ def run_cells(
     limits: Limits = NO_LIMITS,
     on_record: Callable[[JsonObject], None] | None = None,
     on_look: OnLook | None = None,
+    on_wait: OnWait | None = None,
 ) -> list[JsonObject]:
     """Run cells and store each as it finishes.
 
@@ -315,6 +319,8 @@ def run_cells(
         Called with every record.
     on_look : callable
         Told several times a second what is being run in processes of this machine.
+    on_wait : callable
+        Told which other runs have claimed all cells that are left.
 
     Raises
     ------
@@ -333,7 +339,7 @@ def run_cells(
         source = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
     else:
         claims = None if timing else Claims(store.folder)
-        how: JsonObject = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look}
+        how: JsonObject = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look, "on_wait": on_wait}
         source = in_processes(cells, max(1, workers), threads, **how)
     records = []
     for record in source:

@@ -1,25 +1,28 @@
 """Runs cells in supervised processes, with one retry if a process dies; several runs share a folder by claim files.
 
-A claim is a small file that is made by one process only (``O_EXCL``, also on network file systems) and touched as long as its
-cell runs. One that was not touched for ``STALE`` seconds belongs to nobody. A claim decides who computes, never what counts: two
-runs that both compute a cell write the same record.
+A claim is a small file that is made by one process only (``O_EXCL``, also on network file systems), says which, and is touched as
+long as its cell runs. One whose date is ``STALE`` seconds away from now, in the past or, by another clock, in the future, belongs
+to nobody. A claim decides who computes, never what counts: two runs that both compute a cell write the same record.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smimbench.files import JsonObject, unless
+from smimbench.files import JsonObject, printable, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import NO_LIMITS, Ended, Executor, Limits, OnLook, Task, Underway
 from smimbench.run.record import check_types
 from smimbench.suite.cells import Cell
+
+OnWait = Callable[[str], None]
 
 STALE = 60.0
 """Seconds after which an untouched claim belongs to nobody; doubled, the cells of a killed run are taken up that much later."""
@@ -34,29 +37,42 @@ def in_processes(
     limits: Limits = NO_LIMITS,
     claims: Claims | None = None,
     on_look: OnLook | None = None,
+    on_wait: OnWait | None = None,
 ) -> Iterator[JsonObject]:
     """Run cells in this number of processes at a time; yields records as they finish.
 
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_look`` is told
-    several times a second what is being run.
+    several times a second what is being run, ``on_wait`` for whom there is nothing to do but wait, whenever that changes.
     """
+    unfinished = {cell.key for cell in cells}
+    owners: set[str] = set()
 
     def may_begin(task: Task) -> bool | None:
         key = task.arguments[0].key
         if claims is None or claims.take(key):
             return True
-        return False if claims.is_done(key) else None  # of another run, until that is done with it
+        if claims.is_done(key):
+            unfinished.discard(key)
+            return False
+        return None  # of another run, until that is done with it
 
     def look(underway: list[Underway]) -> None:
+        nonlocal owners
         if on_look is not None:
             on_look(underway)
-        if claims is not None:
-            claims.touch()
+        if claims is None:
+            return
+        claims.touch()
+        if on_wait is not None and unfinished and unfinished == claims.others.keys():
+            before, owners = owners, set(claims.others.values())
+            if owners != before:
+                on_wait(f"all cells that are left are claimed by {', '.join(sorted(owners))}: waiting")
 
     executor = Executor(workers, threads, get_registry(), timing=timing)
     try:
         tasks = [cell_task(cell, cell.distributions()) for cell in cells]
         for ended in executor.run(tasks, limits, may_begin=may_begin, on_look=look):
+            unfinished.discard(ended.task.arguments[0].key)
             yield record_of(ended, threads)
     finally:
         if claims is not None:
@@ -98,11 +114,17 @@ class Claims:
     ----------
     folder : Path
         That of the records; claims are in ``claims/`` below it.
+
+    Attributes
+    ----------
+    others : dict
+        Keys of cells that other runs have claimed, each with the process that computes it.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "claims"
         self.records = folder
+        self.others: dict[str, str] = {}
         self._own: set[str] = set()
         self._touched = time.monotonic()
 
@@ -114,25 +136,32 @@ class Claims:
         """Try to claim a cell; if the folder cannot be written to, the cell may be run anyway."""
         if key in self._own:
             return True
+        self.others.pop(key, None)
         if self.is_done(key):
             return False
         path = self.folder / key
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             about = unless(FileNotFoundError, path.stat)
-            if about is not None and time.time() - about.st_mtime > STALE:
+            if about is not None and abs(time.time() - about.st_mtime) > STALE:
                 path.unlink(missing_ok=True)
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            with open(path, "x", encoding="utf-8") as claim:
+                claim.write(f"process {os.getpid()} on {platform.node()}")
         except FileExistsError:
+            self.others[key] = self._owner(path)
             return False
         except OSError:
             return True
-        os.close(handle)
         self._own.add(key)
         if self.is_done(key):  # it was finished between the two looks
             self.release(key)
             return False
         return True
+
+    def _owner(self, path: Path) -> str:
+        """The process that a claim belongs to."""
+        name = (unless(OSError, path.read_bytes) or b"").decode(errors="replace")
+        return printable(name, 200) or "another run"
 
     def touch(self) -> None:
         """Renew our claims from time to time to show that the cells are still running."""

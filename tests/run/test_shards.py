@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 
 import pytest
 
+from smimbench.run import processes
 from smimbench.run.campaign import Shard, run_cells
 from smimbench.run.processes import STALE, Claims
 from smimbench.run.store import Store
@@ -127,6 +129,51 @@ def test_a_claim_is_one_runs_until_it_is_stale(tmp_path):
     one.close()
     other.close()
     assert not (tmp_path / "claims").exists()
+
+
+@pytest.mark.parametrize("age", [-1e9, -STALE - 5, STALE + 5, 1e9])
+def test_a_claim_of_another_time_is_nobodys(tmp_path, age):
+    """The clock of a machine, or of a file server, may be ahead of this one for years."""
+    ours, theirs = Claims(tmp_path), Claims(tmp_path)
+    assert theirs.take("a")
+    os.utime(tmp_path / "claims" / "a", (time.time() - age,) * 2)
+    assert ours.take("a")
+    for age in (-STALE / 2, STALE / 2):
+        os.utime(tmp_path / "claims" / "a", (time.time() - age,) * 2)
+        assert not Claims(tmp_path).take("a")
+
+
+def test_a_run_says_for_whom_it_waits_and_does_not_wait_for_the_future(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(processes, "STALE", 3.0)
+    suite, folder = write_suite(tmp_path), tmp_path / "r" / "small" / "claims"
+    folder.mkdir(parents=True)
+    claimed = [
+        (0.0, "process 7 on node9"),
+        (0.0, "process 8 on \x1b[31mnode9"),
+        (0.0, ""),
+        (-1e6, "process 9 on node9"),
+    ]
+    for cell, (age, owner) in zip(load_suite(suite).cells(), claimed):
+        (folder / cell.key).write_text(owner)
+        os.utime(folder / cell.key, (time.time() - age,) * 2)
+    code, out, err = call(capsys, "run", suite, "--results", tmp_path / "r", "--no-figure", "--workers", "1")
+    assert code == 0, err
+    assert "8 ok" in out
+    waiting = [line for line in err.splitlines() if line.endswith(": waiting")]
+    owners = "another run, process 7 on node9, process 8 on \ufffd[31mnode9"
+    assert waiting[0] == f"all cells that are left are claimed by {owners}: waiting"
+    assert len(waiting) <= 3
+    assert not folder.exists()
+
+
+def test_a_claim_says_whose_it_is(tmp_path):
+    ours, theirs = Claims(tmp_path), Claims(tmp_path)
+    assert ours.take("a")
+    assert not theirs.take("a")
+    assert theirs.others == {"a": f"process {os.getpid()} on {platform.node()}"}
+    ours.release("a")
+    assert theirs.take("a")
+    assert theirs.others == {}
 
 
 def test_a_budget_that_is_spent_has_an_exit_code_of_its_own(tmp_path, capsys):

@@ -154,6 +154,8 @@ def test_a_writer_that_dies_leaves_the_old_file_and_no_record(tmp_path):
         os.utime(path, (time.time() - 2 * LEFTOVER,) * 2)
     assert remove_leftovers(tmp_path) == 1
     assert set(tmp_path.rglob(".*.tmp")) == {foreign, tmp_path / left[1]}
+    os.utime(tmp_path / left[1], (time.time() + 2 * LEFTOVER,) * 2)  # by a clock that was ahead
+    assert remove_leftovers(tmp_path) == 1
     assert list(store.load()) == [key()]
 
 
