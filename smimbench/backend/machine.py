@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -53,8 +55,29 @@ def machine_info() -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: a batch system or a container may have given it some of the machine alone."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: a batch system or a container may have given it some of the machine alone.
+
+    The least of its affinity, of the processor time that its control groups allow, and of ``SLURM_CPUS_PER_TASK``.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    slurm = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return max(1, math.ceil(min(cores, cpu_quota(), int(slurm) if slurm.isdecimal() else cores)))
+
+
+def cpu_quota(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Processors whose time the control groups of this process allow it, of version 1 or 2; infinity without a limit."""
+    quota = math.inf
+    for line in (unless(OSError, membership.read_text) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        group = Path(root, "cpu" if controllers else "", path.lstrip("/"))
+        for place in (group, *group.parents):  # the group that a container takes for the root may be any of them
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+            text = " ".join(unless(OSError, (place / name).read_text) or "" for name in names)
+            if limit := re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", text):  # else "max", or -1
+                quota = min(quota, int(limit[1]) / int(limit[2]))
+    return quota
 
 
 def blas_threads(limit: int) -> contextlib.AbstractContextManager[Any]:
@@ -107,7 +130,6 @@ def git_commit() -> str | None:
 @functools.cache
 def nvidia_driver() -> Driver | None:
     """Version of this machine's NVIDIA driver, or None."""
-    import re
     import shutil
 
     if shutil.which("nvidia-smi") is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -231,9 +230,10 @@ def diagnose(*, ceilings: bool = False) -> JsonObject:
 
 def _ceilings(again: bool, gpu: bool) -> JsonObject:
     """Rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
+    from smimbench.backend import machine
     from smimbench.backend.roofline import measure, remembered
 
-    wanted = {("numpy", 1), ("numpy", os.cpu_count() or 1)} | ({("cupy", 1)} if gpu else set())
+    wanted = {("numpy", 1), ("numpy", machine.usable_cores())} | ({("cupy", 1)} if gpu else set())
     found: JsonObject = {}
     for backend, threads in sorted(wanted):
         rates = measure(backend, threads) if again else remembered(backend, threads)

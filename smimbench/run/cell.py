@@ -58,7 +58,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObjec
     threads : int
         BLAS threads.
     """
-    started, tries, lost = time.time(), 0, 0.0
+    started, begin, tries, lost = time.time(), time.perf_counter(), 0, 0.0  # only the first may be set by somebody
     machine.reset_peak_memory()
     while True:
         # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
@@ -73,7 +73,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObjec
                 found["timing"]["lost_seconds"] += lost
             raised = [f"{w.category.__name__}: {' '.join(printable(w.message, 2000).split())}" for w in caught]
             found["warnings"] = _different([*found.get("warnings", []), *raised])
-            return _record(cell, found, threads, started, timing=timing)
+            return _record(cell, found, threads, started, time.perf_counter() - begin, timing=timing)
         except BaseException as error:  # the algorithm or a plugin may raise anything
             if is_user_interrupt(error):
                 raise
@@ -83,10 +83,11 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObjec
             again = tries < MOST_TRIES and not isinstance(error, BackendError) and _backend(cell).ran_out(error)
         _LATEST.clear()  # whoever raised may have written into it
         if not again:
-            return _record(cell, {"status": Status.FAILED.value, **failure}, threads, started, timing=timing)
+            found = {"status": Status.FAILED.value, **failure}
+            return _record(cell, found, threads, started, time.perf_counter() - begin, timing=timing)
         gc.collect()
         _backend(cell).release()
-        lost = time.time() - started
+        lost = time.perf_counter() - begin
 
 
 def _backend(cell: Cell) -> Backend:
@@ -98,7 +99,7 @@ def is_user_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
-def _record(cell: Cell, found: JsonObject, threads: int, started: float, *, timing: bool) -> JsonObject:
+def _record(cell: Cell, found: JsonObject, threads: int, started: float, seconds: float, *, timing: bool) -> JsonObject:
     """The complete record as plain values; ValueError if a plugin added something a record cannot hold."""
     timed = "timing" in found
     ends = {
@@ -109,7 +110,7 @@ def _record(cell: Cell, found: JsonObject, threads: int, started: float, *, timi
         "ceilings": remembered(cell.backend, threads) if timed else None,
         "peak_memory": machine.peak_memory(),
         "started": started,
-        "total_seconds": time.time() - started,
+        "total_seconds": seconds,
         **found.get("timing", {}),
     }
     record = _of_cell(cell, {**found, "timing": ends})

@@ -1,5 +1,6 @@
 """Cells to records: whatever happens there is a record, and how cells are spread over processes changes no bit."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -368,3 +369,17 @@ def test_a_worker_with_another_version_of_an_item_computes_nothing(tmp_path, reg
     assert record["status"] == "failed"
     assert not record["metrics"]
     assert "the cell needs version 99" in record["reason"]
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_changes_no_duration(tmp_path, registry, monkeypatch, jump):
+    (cell, *_) = cells_of(tmp_path, registry, "gamp")
+    dates = itertools.count(1.7e9, jump)
+    monkeypatch.setattr("time.time", lambda: next(dates))
+    begin = time.monotonic()
+    timing = run_cell(cell)["timing"]
+    elapsed = time.monotonic() - begin
+    assert timing["started"] >= 1.6e9
+    durations = {name: seconds for name, seconds in timing.items() if seconds and name.endswith("seconds")}
+    assert {"seconds", "total_seconds"} <= durations.keys()
+    assert all(0 < seconds <= elapsed for name, seconds in durations.items() if name != "cpu_seconds")
