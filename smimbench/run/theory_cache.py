@@ -23,9 +23,9 @@ from smimbench.run.store import move_aside
 from smimbench.run.theory_guard import THEORY_ERRORS, Progress, TheoryError, TheoryProcess, answer_of
 from smimbench.suite.cells import build_algorithm, build_problem, key_of
 from smimbench.theory.consistency import require_consistent, require_consistent_at
-from smimbench.theory.fixed_point_curve import fixed_point_curve
+from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.generalization import curve_errors, point_errors
-from smimbench.theory.information import Evaluations
+from smimbench.theory.information import Nodes, nodes_of
 from smimbench.theory.limit import own_document
 from smimbench.theory.predictions import competing, curve_of, independent_parts, point_document, solve_part, thresholds
 
@@ -121,11 +121,13 @@ class TheoryCache:
         done, total = len(set(wanted)) - len(missing), len(set(wanted))
         self.watch(problem, Progress(done, total))
         if missing:
-            with _nodes_watched(problem, lambda nodes, alpha: self.watch(problem, Progress(done, total, nodes, alpha))):
+            with self._nodes(problem).watched(
+                lambda nodes, alpha: self.watch(problem, Progress(done, total, nodes, alpha))
+            ):
                 for alpha, points in zip(missing, self._solved("points", problem, missing)):
                     self._remember("point", problem, key, alpha, points)
                     done += 1
-                    self.watch(problem, Progress(done, total, Evaluations.of(problem).count, alpha))
+                    self.watch(problem, Progress(done, total, self._nodes(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
 
     def _suffices(self, points: list[JsonObject] | None) -> bool:
@@ -157,7 +159,7 @@ class TheoryCache:
     def thresholds(self, problem: Problem) -> JsonObject:
         """Thresholds as a JSON object."""
         found: JsonObject = self._answer("thresholds", problem, problem.spec, None)
-        self.watch(problem, Progress(1, 1, Evaluations.of(problem).count))
+        self.watch(problem, Progress(1, 1, self._nodes(problem).count))
         return found
 
     def thresholds_at_hand(self, problem: Problem) -> JsonObject:
@@ -167,8 +169,11 @@ class TheoryCache:
 
     def _is_costly(self, problem: Problem) -> bool:
         """Whether components are coupled, so that a curve takes minutes; of third-party code nothing is called here."""
+        if problem.components == 1 or problem.no_theory is not None:
+            return False
         isolated = self.process is not None and self.process.takes(problem)
-        return problem.components > 1 and (isolated or fixed_point_curve(problem) is None)
+        self._nodes(problem)
+        return isolated or isinstance(curve_of(problem), CoupledCurve)
 
     @_boundary
     def own(self, problem: Problem, spec: JsonObject, alpha: float, conditions: Conditions) -> JsonObject | str:
@@ -189,7 +194,7 @@ class TheoryCache:
         """A theory result that is stored already, or is solved and stored now."""
         key = canonical_json(question)
         if self._recall(kind, problem, key, ratio) is None:
-            with _nodes_watched(problem, lambda nodes, alpha: self.watch(problem, Progress(0, 1, nodes, alpha))):
+            with self._nodes(problem).watched(lambda nodes, alpha: self.watch(problem, Progress(0, 1, nodes, alpha))):
                 (found,) = self._solved(kind, problem, *more)
             self._remember(kind, problem, key, ratio, found)
         return self._memory[kind, key, ratio]
@@ -288,8 +293,7 @@ class TheoryCache:
             require_consistent(problem, clock=time.perf_counter)
             self._consistent.add(key)
             self._compare_code(problem)
-        if self.folder is not None and Evaluations.of(problem).evaluate is None:
-            self._keep_nodes(problem, self.nodes_folder(key))
+        self._nodes(problem)
 
     def _compare_code(self, problem: Problem) -> None:
         """Report which stored results belong to this problem except for the code of its items."""
@@ -307,23 +311,30 @@ class TheoryCache:
                     "kept: they are not used; raise its version when its numbers change"
                 )
 
-    def _keep_nodes(self, problem: Problem, folder: Path) -> None:
-        evaluations, spec = Evaluations.of(problem), problem.spec
-        for path in folder.glob("[!.]*.json"):
-            answer = self._sound_answer("nodes", path, {"problem": spec, "node": path.stem}, problem.components)
-            if answer is not None:
-                value, error = (np.array(answer[name], dtype=float) for name in ("value", "error"))
-                evaluations.known[path.stem] = Uncertain(value, error, answer["method"])
+    def _nodes(self, problem: Problem) -> Nodes:
+        """Nodes of a problem; those that took long are kept in a folder, and read from there."""
+        if self.folder is None:
+            return nodes_of(problem)
+        folder, spec = self.nodes_folder(canonical_json(problem.spec)), problem.spec
+
+        def read() -> dict[str, Uncertain]:
+            nodes = {}
+            for path in folder.glob("[!.]*.json"):
+                answer = self._sound_answer("nodes", path, {"problem": spec, "node": path.stem}, problem.components)
+                if answer is not None:
+                    value, error = (np.array(answer[name], dtype=float) for name in ("value", "error"))
+                    nodes[path.stem] = Uncertain(value, error, answer["method"])
+            return nodes
 
         def evaluate(name: str, work: Callable[[], Uncertain]) -> tuple[Uncertain, bool]:
             begin = time.perf_counter()
-            found = work()
+            node = work()
             if time.perf_counter() - begin < SLOW:
-                return found, False
-            write_answer(folder / f"{name}.json", {"problem": spec, "node": name}, node_answer(found))
-            return found, True
+                return node, False
+            write_answer(folder / f"{name}.json", {"problem": spec, "node": name}, node_answer(node))
+            return node, True
 
-        evaluations.evaluate = evaluate
+        return nodes_of(problem, lambda: Nodes(read, evaluate))
 
     def nodes_folder(self, key: str) -> Path:
         """Folder of the nodes of a problem, whose specification as canonical JSON is ``key``."""
@@ -366,23 +377,6 @@ class TheoryCache:
         file = self._file(kind, key, alpha)
         if file is not None:
             write_answer(file, {"problem": json.loads(key), "alpha": alpha}, answer)
-
-
-@contextlib.contextmanager
-def _nodes_watched(problem: Problem, tell: Callable[[int, float | None], None]) -> Iterator[None]:
-    """While it lasts, whoever waits is told of the nodes of a problem: how many, and the last alpha of its curve."""
-    evaluations, last = Evaluations.of(problem), None
-
-    def watch(alpha: float | None) -> None:
-        nonlocal last
-        last = last if alpha is None else alpha
-        tell(evaluations.count, last)
-
-    evaluations.watch = watch
-    try:
-        yield
-    finally:
-        evaluations.watch = lambda alpha: None
 
 
 def solve_in_processes(

@@ -23,7 +23,7 @@ from smimbench.run.theory_cache import THEORY_VERSION, TheoryCache, answer_name,
 from smimbench.run.theory_guard import THEORY_ERRORS
 from smimbench.run.tuning import choice_file, read_choice, searches, tuning_store
 from smimbench.suite.cells import Cell, Suite
-from smimbench.theory.information import Evaluations
+from smimbench.theory.information import nodes_of
 
 OTHER_TEXT = "its text is not what smimbench wrote, though its numbers are"
 
@@ -172,7 +172,7 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
         full = any("generalization_error" in one for one in document["answer"])
         return (fresh if full else bare).points(problem, alphas)[alphas.index(document["alpha"])]
 
-    known = Evaluations.of(problem).known
+    known = nodes_of(problem).known
     solvers: dict[str, Callable[[JsonObject], Any]] = {
         "point": point,
         "thresholds": lambda document: fresh.thresholds(problem),

@@ -28,7 +28,7 @@ from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import perfect_limit
 from smimbench.theory.curve_stages import Corrector, Node, Stage, change, lengths, polynomial
-from smimbench.theory.information import Evaluations, diagonals, information_at
+from smimbench.theory.information import diagonals, information_at, nodes_of
 from smimbench.theory.types import NOTHING, Bifurcation
 
 MOST_FITTED = 4
@@ -158,7 +158,7 @@ class Continuation:
             return
         stage.nodes.append(node)
         self.highest = max(self.highest, node.log_alpha)
-        Evaluations.of(self.problem).watch(float(np.exp(self.highest)))
+        nodes_of(self.problem).reached(float(np.exp(self.highest)))
         self._check_end(stage, node)
 
     def _tolerance(self, stage: Stage, node: Node) -> float:

@@ -23,15 +23,7 @@ from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import controlled_mean
 from smimbench.problem.problem import Problem
-from smimbench.theory.curve import (
-    HELD,
-    NEVER,
-    Curve,
-    bayes_optimal_first,
-    perfect_limit,
-    perfect_prediction,
-    threshold_document,
-)
+from smimbench.theory.curve import HELD, NEVER, Curve, bayes_optimal_first, perfect_prediction, threshold_document
 from smimbench.theory.information import information_at, is_sampled, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, exponential, is_same_fixed_point
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
@@ -60,11 +52,6 @@ class CoupledCurve(Curve):
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.identity = np.eye(problem.components)
-
-    @cached_property
-    def perfect(self) -> Threshold | None:
-        """Sample ratio above which perfect recovery (V = 0) is stable."""
-        return perfect_limit(self.problem)
 
     @cached_property
     def _from_prior_mean(self) -> tuple[Host, float]:

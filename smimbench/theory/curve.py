@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,10 +36,30 @@ NEVER = "labels carry no information about a signal without an overlap, at any a
 NOISY = "labels are noisy or rounded: equations run out as the error falls"
 
 
+class TurningPoint(NamedTuple):
+    """Sample ratio at which a curve turns, and whether it is the largest nearby or the smallest."""
+
+    threshold: Threshold
+    is_peak: bool
+
+
 class Curve(ABC):
-    """Fixed points of a problem as a function of the sample ratio."""
+    """Fixed points of a problem as a function of the sample ratio.
+
+    Makers give ``predict``, ``turning_points`` and ``pieces``; branches, hard phase and free entropy are read here.
+    """
 
     problem: Problem
+
+    @cached_property
+    def perfect(self) -> Threshold | None:
+        """Sample ratio above which perfect recovery (V = 0) is stable; None if errors never vanish."""
+        return perfect_limit(self.problem)
+
+    @cached_property
+    def states_equations(self) -> bool:
+        """Whether labels are equations for their latents: ``kappa I -> E / V`` makes the free entropy infinite at V = 0."""
+        return True
 
     @abstractmethod
     def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
@@ -47,13 +69,25 @@ class Curve(ABC):
     def thresholds(self) -> JsonObject:
         """All critical sample ratios, see ``threshold_document``."""
 
-    def folds(self) -> bool:
-        """Whether alpha decreases somewhere along the curve, so that branches compete."""
+    @cached_property
+    def turning_points(self) -> list[TurningPoint]:
+        """Where alpha turns along the curve by more than its numerical error; none where the branch is unique."""
         raise NotImplementedError
 
-    def free_entropy(self, point: Prediction) -> tuple[float, float]:
-        """Free entropy of a point of the curve minus that of the prior mean, and its error; infinite at perfect recovery."""
+    def pieces(self) -> list[Piece]:
+        """The whole curve on fine grids."""
         raise NotImplementedError
+
+    @cached_property
+    def _potential(self) -> Potential:
+        second, bottom = prior_moments(self.problem)
+        return Potential(self.pieces(), np.diagonal(second - bottom))
+
+    def free_entropy(self, point: Prediction) -> tuple[float, float]:
+        """Free entropy of a point of the curve minus that of the prior mean, and its error."""
+        if self.states_equations and not point.V.any():
+            return float("inf"), 0.0
+        return self._potential.at(point.alpha, np.diagonal(point.V))
 
     def meet(self, low: Prediction, high: Prediction) -> bool:
         """Whether two predictions are the same fixed point within their errors."""
@@ -61,39 +95,50 @@ class Curve(ABC):
         apart = np.abs(np.diagonal(low.V) - np.diagonal(high.V))
         return bool(np.all(apart <= 1e-6 * scale + 2 * (low.error + high.error)))
 
-    def compete(self, low: Prediction, high: Prediction) -> bool:
-        """Whether two branches have different fixed points."""
-        return not self.meet(low, high)
-
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
         """All relevant fixed points at every sample ratio, the Bayes-optimal one first.
 
         One prediction with branch ``"unique"`` where the two branches meet; otherwise both, each with its free entropy
         (larger is better; infinite for perfect recovery of continuous signals from noiseless labels).
         """
-        if not self.folds():
+        if not self.turning_points:
             return [[replace(p, branch="unique")] for p in self.predict(alphas)]
-        result = []
+        branches = []
         for low, high in zip(self.predict(alphas), self.predict(alphas, "informed")):
-            if self.compete(low, high):
-                result.append(
-                    bayes_optimal_first([replace(p, free_entropy=self.free_entropy(p)[0]) for p in (low, high)])
-                )
-            else:
-                result.append([replace(low, branch="unique")])
-        return result
+            if self.meet(low, high):
+                branches.append([replace(low, branch="unique")])
+                continue
+            pair = [replace(p, free_entropy=self.free_entropy(p)[0]) for p in (low, high)]
+            branches.append(bayes_optimal_first(pair))
+        return branches
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
         """Groups of sample ratios that are solved together; no result depends on the grouping."""
         return [list(alphas)] if alphas else []
+
+    def hard_phase(self) -> HardPhase | None:
+        """Sample ratios at which the Bayes-optimal error is below the uninformed branch; None if it never is."""
+        turning = self.turning_points
+        peaks = [point.threshold for point in turning if point.is_peak]
+        if not peaks:
+            return None
+        top = max(peaks, key=lambda peak: peak.value)
+        lows = [point.threshold for point in turning if not point.is_peak]
+        if self.perfect is not None:
+            lows.append(self.perfect)
+        low = min(lows, key=lambda threshold: threshold.value, default=top)
+        if low.value >= top.value:
+            return None
+        optimal = self.transition(low, top.value)
+        return None if optimal is None else HardPhase(low, optimal, top)
 
     def _lead(self, alpha: float) -> tuple[float, float]:
         """Free entropy of the informed branch minus that of the uninformed one, and its error; 0 where they meet."""
         low, high = (self.predict([alpha], branch)[0] for branch in ("uninformed", "informed"))
         if self.meet(low, high):
             return 0.0, 0.0
-        (stuck, one), (free, two) = self.free_entropy(low), self.free_entropy(high)
-        return free - stuck, one + two
+        (stuck, stuck_error), (free, free_error) = self.free_entropy(low), self.free_entropy(high)
+        return free - stuck, stuck_error + free_error
 
     def transition(self, low: Threshold, top: float) -> Threshold | None:
         """Sample ratio where the informed branch becomes the Bayes-optimal one; None if it never does.
@@ -112,8 +157,8 @@ class Curve(ABC):
         ahead = np.array([self._lead(alpha)[0] for alpha in inside]) > 0
         if not ahead.any():
             return None
-        first = int(np.argmax(ahead))
-        behind, good = (float(inside[first - 1]) if first else low.value), float(inside[first])
+        index = int(np.argmax(ahead))
+        behind, good = (float(inside[index - 1]) if index else low.value), float(inside[index])
         for _ in range(40):
             middle = (behind + good) / 2
             behind, good = (behind, middle) if self._lead(middle)[0] > 0 else (middle, good)
@@ -121,6 +166,72 @@ class Curve(ABC):
         rise = (self._lead(good + step)[0] - self._lead(good - step)[0]) / (2 * step)
         error = self._lead(good)[1] / rise if np.isfinite(rise) and rise > 0 else 0.0
         return Threshold(good, float(error) + good - behind + 1e-12 * good)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A smooth part of a curve of fixed points, at an odd number of positions along it.
+
+    Attributes
+    ----------
+    position, log_alpha, error : ndarray (n,)
+        Where along the curve, the logarithm of the sample ratio there, and its error.
+    qhat, V : ndarray (n, P)
+        Diagonals of Qhat and of the error.
+    """
+
+    position: Host
+    log_alpha: Host
+    error: Host
+    qhat: Host
+    V: Host
+
+
+class Potential:
+    r"""Free entropy along a curve of fixed points, less that of the prior mean: the rule of equal areas.
+
+    ``(1/2) \int \sum_a (kappa alpha I_aa - Qhat_aa) dQ_aa`` is linear in the sample ratio, and on the curve ``kappa I = Qhat /
+    alpha(s)``: no normaliser of the channel is needed, and two integrals are all that there is.
+
+    Parameters
+    ----------
+    pieces : list of Piece
+        From the prior mean onwards.
+    start : ndarray (P,)
+        V at the prior mean.
+    """
+
+    def __init__(self, pieces: list[Piece], start: Host) -> None:
+        from scipy.interpolate import CubicSpline
+
+        self.pieces = []
+        self.before = np.zeros(3)
+        for piece in pieces:
+            log_V = np.log(np.maximum(piece.V, 1e-300))
+            prior = -(piece.qhat * piece.V * CubicSpline(piece.position, log_V)(piece.position, 1)).sum(1)
+            labels = prior * np.exp(-piece.log_alpha)
+            terms = np.stack([labels, prior, labels * piece.error], axis=1)
+            fine, coarse = (CubicSpline(piece.position[::k], terms[::k]).antiderivative() for k in (1, 2))
+            depth = np.maximum.accumulate(-np.log(np.maximum(piece.V.sum(1), 1e-300)))
+            self.pieces.append((depth, piece.position, fine, coarse))
+        if pieces:
+            # From the prior mean to the first position Qhat is proportional to Q, and alpha hardly changes.
+            area = 0.5 * float(pieces[0].qhat[0] @ (start - pieces[0].V[0]))
+            self.before = area * np.array([np.exp(-pieces[0].log_alpha[0]), 1.0, 0.0])
+
+    def at(self, alpha: float, V: Host) -> tuple[float, float]:
+        """Free entropy of the point of the curve where the error is V (P,), at a sample ratio; and its numerical error."""
+        goal = -np.log(max(float(V.sum()), 1e-300))
+        fine, coarse = self.before, self.before
+        for depth, position, fine_integral, coarse_integral in self.pieces:
+            if goal <= depth[0]:
+                break
+            end = float(np.interp(goal, depth, position))
+            fine, coarse = fine + fine_integral(end), coarse + coarse_integral(end)
+        labels, prior, noise = fine
+        value, other = (0.5 * (alpha * integrals[0] - integrals[1]) for integrals in (fine, coarse))
+        rounding = 1e-12 * (alpha * abs(labels) + abs(prior))
+        return float(value), float(abs(value - other) / 8 + 0.5 * alpha * noise + rounding)
 
 
 def branch_ends(ratios: Host, wanted: Host, branch: str) -> Host:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.numerics.memo import kept
-
 if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.theory.component_ratios import ComponentRatios
@@ -47,7 +45,7 @@ class Node:
         return self.error + self.residual
 
 
-@dataclass
+@dataclass(eq=False)
 class Stage:
     """Part of the curve on which the components ``learned`` are learned; ``new`` components determine its initial direction.
 
@@ -72,11 +70,12 @@ class Stage:
         """Root mean square over the moving components of the error of ``log_alpha`` at a node."""
         return float(np.sqrt((node.total_error[self.moving] ** 2).mean()))
 
+    def mean_errors(self) -> Host:
+        """The same at all nodes (n,)."""
+        return np.array([self.mean_error(node) for node in self.nodes])
+
     def interpolants(self) -> tuple[Any, Any]:
         """The curve (x and log alpha) as a function of its length: a smooth interpolant, and a cautious one for comparison."""
-        return kept(self, "interpolants", self._interpolants, len(self.nodes))
-
-    def _interpolants(self) -> tuple[Any, Any]:
         from scipy.interpolate import CubicSpline, PchipInterpolator
 
         s, values = lengths(self.nodes), np.array([[*node.x, node.log_alpha] for node in self.nodes])

@@ -3,37 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
 from smimbench.files import JsonObject
 from smimbench.interfaces import Host
-from smimbench.numerics.memo import kept
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
-from smimbench.theory.curve import HELD, NEVER, Curve, branch_ends, perfect_prediction, threshold_document
+from smimbench.theory.curve import (
+    HELD,
+    NEVER,
+    Curve,
+    Piece,
+    TurningPoint,
+    branch_ends,
+    perfect_prediction,
+    threshold_document,
+)
 from smimbench.theory.curve_stages import Stage, lengths
-from smimbench.theory.types import HardPhase, Prediction, Threshold
+from smimbench.theory.types import Prediction, Threshold
+
+
+class StageCurve:
+    """A stage with interpolants, on a fine grid.
+
+    Attributes
+    ----------
+    stage : Stage
+    smooth, cautious : callable
+        See ``Stage.interpolants``.
+    position : ndarray (n,)
+        Lengths along the curve.
+    values : ndarray (n, P + 1)
+        Coordinates and log alpha there.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.smooth, self.cautious = stage.interpolants()
+        s = lengths(stage.nodes)
+        self.position = np.unique(np.linspace(s[:-1], s[1:], 17))
+        self.values = self.smooth(self.position)
+
+    def crossing(self, log_alpha: float, start: float, end: float) -> tuple[float, float]:
+        """Where in an interval the curve has this log alpha, and what another interpolant would shift that by."""
+        from scipy.optimize import brentq
+
+        where = brentq(lambda t: float(self.smooth(t)[-1]) - log_alpha, start, end, xtol=1e-13)
+        slope = abs(float(self.smooth(where, 1)[-1]))
+        return where, abs(float(self.cautious(where)[-1]) - log_alpha) / max(slope, 1e-3)
+
+
+class Followed:
+    """A curve as far as it has been followed, by so many nodes.
+
+    Attributes
+    ----------
+    curves : list of StageCurve
+    number, position, log_alpha : ndarray (n,)
+        The fine grids of all in a row: index of the curve, length along it, log alpha.
+    """
+
+    def __init__(self, count: int, curves: list[StageCurve]) -> None:
+        self.count, self.curves = count, curves
+        self.number = np.repeat(np.arange(len(curves)), [len(curve.position) for curve in curves])
+        self.position = np.concatenate([np.zeros(0), *(curve.position for curve in curves)])
+        self.log_alpha = np.concatenate([np.zeros(0), *(curve.values[:, -1] for curve in curves)])
 
 
 class FixedPointCurve(Continuation, Curve):
     """The curve of fixed points that starts at the prior mean, for components that decouple."""
 
+    _read: Followed | None = None
+
     # -- reading the curve --------------------------------------------------------------------------------------------
 
-    def _dense(self) -> Host:
-        """The whole curve on a fine grid (3, n): number of the stage, length along it, log alpha."""
-        return kept(self, "dense", self._sampled_finely, sum(len(stage.nodes) for stage in self.stages))
-
-    def _sampled_finely(self) -> Host:
-        parts = [np.zeros((3, 0))]
-        for number, stage in enumerate(self.stages):
-            if len(stage.nodes) > 1:
-                s = lengths(stage.nodes)
-                fine = np.unique(np.linspace(s[:-1], s[1:], 17))
-                parts.append(np.array([np.full(len(fine), number), fine, stage.interpolants()[0](fine)[:, -1]]))
-        return np.hstack(parts)
+    def _followed(self) -> Followed:
+        """The curve as far as it has been followed."""
+        count = sum(len(stage.nodes) for stage in self.stages)
+        if self._read is None or self._read.count != count:
+            self._read = Followed(count, [StageCurve(stage) for stage in self.stages if len(stage.nodes) > 1])
+        return self._read
 
     def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
         """The fixed point of one branch at every sample ratio; the informed branch needs the whole curve."""
@@ -45,36 +97,31 @@ class FixedPointCurve(Continuation, Curve):
 
     def _predict(self, alpha: float, branch: str) -> Prediction:
         self.follow(until=alpha if branch == "uninformed" else None)
-        number, s, log_alpha = self._dense()
-        target = np.log(alpha)
-        end = np.inf
+        followed = self._followed()
+        target, end = np.log(alpha), np.inf
         if self.finished and self.perfect is not None:
             end = np.log(self.perfect.value) if self.perfect.value > 0 else -np.inf
         if branch == "informed" and target >= end:
             return perfect_prediction(self.problem, alpha, branch)
-        k = int(branch_ends(log_alpha, np.array([target]), branch)[0])
+        k = int(branch_ends(followed.log_alpha, np.array([target]), branch)[0])
         if k == 0:
             return self._below(alpha, target, branch)
-        if k == len(log_alpha):
+        if k == len(followed.log_alpha):
             return self._beyond(alpha, target, end, branch)
-        stage = self.stages[int(number[k])]
-        smooth, cautious = stage.interpolants()
-        where, shift = s[k], 0.0
-        if number[k - 1] == number[k]:  # else between two stages, while a component waits for its own sample ratio
-            from scipy.optimize import brentq
-
-            where = brentq(lambda t: float(smooth(t)[-1]) - target, s[k - 1], s[k], xtol=1e-13)
-            slope = abs(float(smooth(where, 1)[-1]))
-            shift = abs(float(cautious(where)[-1]) - target) / max(slope, 1e-3)
-        x, along = smooth(where)[:-1], smooth(where, 1)
-        spread = np.abs(x - cautious(where)[:-1]) + shift * np.abs(along[:-1])
+        curve = followed.curves[followed.number[k]]
+        where, shift = followed.position[k], 0.0
+        if (
+            followed.number[k - 1] == followed.number[k]
+        ):  # else between two stages, while a component waits for its sample ratio
+            where, shift = curve.crossing(target, followed.position[k - 1], where)
+        stage, x, along = curve.stage, curve.smooth(where)[:-1], curve.smooth(where, 1)
+        spread = np.abs(x - curve.cautious(where)[:-1]) + shift * np.abs(along[:-1])
         x_error, ratio_error = self._errors(stage, where, spread, along)
-        x_error = x_error + self._unlearned_error(int(number[k]) + 1, target)
+        x_error = x_error + self._unlearned_error(self.stages.index(stage) + 1, target)
         widened = [*stage.learned, *(a for a in range(len(x)) if a not in stage.learned and x_error[a] > 0)]
         free = [a not in self.ratios.informative for a in range(len(x))]
         ends = []
-        for sign in (1.0, -1.0):
-            moved = x + sign * x_error
+        for moved in (x + x_error, x - x_error):
             ends.append(self.ratios.qhat(np.where(free, np.maximum(moved, 0.0), moved), widened))
         return self._pack(alpha, self.ratios.qhat(x, stage.learned), ends, branch, alpha * ratio_error)
 
@@ -146,13 +193,25 @@ class FixedPointCurve(Continuation, Curve):
 
     # -- competing branches -------------------------------------------------------------------------------------------
 
-    def folds(self) -> bool:
-        """Whether alpha decreases somewhere along the curve by more than its numerical error."""
+    @cached_property
+    def turning_points(self) -> list[TurningPoint]:
+        """The largest alpha from which the curve falls, and the smallest to which it does."""
         self.follow()
+        if not self._folds():
+            return []
+        log_alpha = self._followed().log_alpha
+        highest = np.maximum.accumulate(log_alpha)
+        # Where alpha has fallen the curve has been there before; beyond the largest of these it is alone again.
+        fallen = log_alpha < highest
+        fallen = fallen if fallen.any() else log_alpha == highest[-1]
+        top, low = self._threshold(highest[fallen].max()), self._threshold(log_alpha[fallen].min())
+        return [TurningPoint(top, True), TurningPoint(low, False)]
+
+    def _folds(self) -> bool:
+        """Whether alpha decreases somewhere along the curve by more than its numerical error."""
         highest, x_error = -np.inf, 0.0
-        for stage in self.stages:
-            for node in stage.nodes if len(stage.nodes) > 1 else []:
-                error = stage.mean_error(node)
+        for curve in self._followed().curves:
+            for node, error in zip(curve.stage.nodes, curve.stage.mean_errors()):
                 if highest - node.log_alpha > 1e-6 + 3 * np.hypot(error, x_error):
                     return True
                 if node.log_alpha > highest:
@@ -164,47 +223,32 @@ class FixedPointCurve(Continuation, Curve):
         error = 3 * float(np.hypot(x_error, self.perfect.error / self.perfect.value))
         return highest - float(np.log(self.perfect.value)) > 1e-6 + error
 
-    def compete(self, low: Prediction, high: Prediction) -> bool:
-        """Whether two branches have different fixed points; a nonzero error never counts as perfect recovery."""
-        return low.V.any() != high.V.any() or super().compete(low, high)
+    def meet(self, low: Prediction, high: Prediction) -> bool:
+        """Whether two predictions are the same fixed point; a nonzero error never counts as perfect recovery."""
+        return low.V.any() == high.V.any() and super().meet(low, high)
 
-    def _threshold(self, alpha: float) -> Threshold:
+    def _threshold(self, log_alpha: float) -> Threshold:
         """A threshold, with its error from the point where the curve comes nearest to it."""
-        nodes = [(node, stage) for stage in self.stages if len(stage.nodes) > 1 for node in stage.nodes]
-        node, stage = min(nodes, key=lambda pair: abs(pair[0].log_alpha - np.log(alpha)))
+        nodes = [(node, curve.stage) for curve in self._followed().curves for node in curve.stage.nodes]
+        node, stage = min(nodes, key=lambda pair: abs(pair[0].log_alpha - log_alpha))
+        alpha = float(np.exp(log_alpha))
         return Threshold(alpha, alpha * stage.mean_error(node))
 
-    def path(self) -> tuple[Host, Host, Host]:
-        """Points for integrals along the curve: Qhat (n, P), V (n, P) and the error of log alpha (n,)."""
-        number, s, _ = self._dense()
-        qhat, error = np.zeros((len(s), self.problem.components)), np.zeros(len(s))
-        for k in np.unique(number).astype(int):
-            here, stage = number == k, self.stages[k]
-            qhat[here] = self.ratios.qhat(stage.interpolants()[0](s[here])[:, :-1], stage.learned)
-            error[here] = np.interp(s[here], lengths(stage.nodes), [stage.mean_error(node) for node in stage.nodes])
-        return qhat, np.diagonal(self.ratios.overlap(qhat)[1], axis1=-2, axis2=-1), error
+    def pieces(self) -> list[Piece]:
+        """The whole curve on fine grids, one for each stage."""
+        self.follow()
+        return [self._piece(curve) for curve in self._followed().curves]
 
-    def free_entropy(self, prediction: Prediction) -> tuple[float, float]:
-        """Free entropy of a point of the curve minus that of the prior mean, and its error; infinite at perfect recovery."""
-        V_end = np.diagonal(prediction.V)
-        if not V_end.any():
-            return float("inf"), 0.0
-        log_alpha = self._dense()[2]
-        qhat, V, error = kept(self, "path", self.path, len(log_alpha))
-        # V falls along the curve in every component: the sum orders its points.
-        below = V.sum(1) > V_end.sum()
-        count = len(below) if below.all() else int(np.argmin(below))
-        start, V = self.ratios.second - self.ratios.bottom, np.vstack([V[:count], V_end])
-        value, moved = (
-            free_entropy_along(qhat[:count], V, ratios[:count], prediction.alpha, start)
-            for ratios in (log_alpha, log_alpha + error)
-        )
-        return value, abs(moved - value)
+    def _piece(self, curve: StageCurve) -> Piece:
+        qhat = self.ratios.qhat(curve.values[:, :-1], curve.stage.learned)
+        V = np.diagonal(self.ratios.overlap(qhat)[1], axis1=-2, axis2=-1)
+        error = np.interp(curve.position, lengths(curve.stage.nodes), curve.stage.mean_errors())
+        return Piece(curve.position, curve.values[:, -1], error, qhat, V)
 
     def thresholds(self) -> JsonObject:
         """All critical sample ratios, see ``threshold_document``."""
         self.follow_bifurcations()
-        hard = self._hard_phase()
+        hard = self.hard_phase()
         found, bottom = self.bifurcations, self.ratios.bottom
         sequence = [b for b in found if b.alpha > 0 or bottom[b.component] == 0]
         sequential = [{"layer": b.component + 1, "value": b.alpha, "error": b.error} for b in sequence]
@@ -216,50 +260,7 @@ class FixedPointCurve(Continuation, Curve):
             reasons["sequential"] = missing
         return threshold_document(weak, self.perfect, sequential, hard, reasons)
 
-    def _hard_phase(self) -> HardPhase | None:
-        """Range of sample ratios where the Bayes-optimal fixed point is better than the uninformed branch."""
-        if not self.folds():
-            return None
-        log_alpha = self._dense()[2]
-        highest = np.maximum.accumulate(log_alpha)
-        # Where alpha has fallen the curve has been there before; beyond the largest of these it is alone again.
-        fallen = log_alpha < highest
-        fallen = fallen if fallen.any() else log_alpha == highest[-1]
-        low, top = (self._threshold(float(np.exp(v))) for v in (log_alpha[fallen].min(), highest[fallen].max()))
-        if self.perfect is not None and self.perfect.value < low.value:
-            low = self.perfect
-        optimal = self.transition(low, top.value)
-        return None if optimal is None else HardPhase(low, optimal, top)
-
-
-def free_entropy_along(qhat: Host, V: Host, log_alpha: Host, alpha: float, start: Host) -> float:
-    r"""Free entropy at the end of a curve of fixed points minus that at its start, the prior mean.
-
-    On the curve ``kappa I = Qhat / alpha(s)``, so that at another sample ratio the integrand is known without further work:
-    ``(1/2) \int \sum_a Qhat_aa (alpha / alpha(s) - 1) dQ_aa``.
-
-    Parameters
-    ----------
-    qhat : ndarray (n, P)
-        Diagonal of Qhat along the curve.
-    V : ndarray (n + 1, P)
-        Diagonal of V along the curve, and at the end point, which is a fixed point at ``alpha``.
-    log_alpha : ndarray (n,)
-        Sample ratio of which each point is a fixed point.
-    alpha : float
-    start : ndarray (P,)
-        V at the prior mean.
-    """
-    if not len(qhat):
-        return 0.0
-    force = 0.5 * qhat * np.expm1(np.log(alpha) - log_alpha)[:, None]
-    head = 0.5 * force[0] * (start - V[0])
-    force = np.vstack([force, np.zeros_like(start)])
-    return float(head.sum() + np.sum(0.5 * (force[1:] + force[:-1]) * (V[:-1] - V[1:])))
-
 
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:
-    """The curve of a problem whose components decouple, computed once per problem; None for coupled components."""
-    return kept(
-        problem, "fixed_point_curve", lambda: FixedPointCurve(problem) if components_decouple(problem) else None
-    )
+    """The curve of a problem whose components decouple; None for coupled components."""
+    return FixedPointCurve(problem) if components_decouple(problem) else None

@@ -4,8 +4,10 @@ g_c^T``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,66 +25,93 @@ def is_sampled(method: str) -> bool:
     return "Monte Carlo" in method
 
 
-class Evaluations:
-    """Information and susceptibility of a problem at every (Q, V) evaluated so far: the nodes of its curves.
+class Nodes:
+    """Memory of the information and the susceptibility of a problem at every (Q, V) evaluated so far.
+
+    Parameters
+    ----------
+    read : callable
+        Gives the nodes to begin with, by their keys; asked when the first one is looked for.
+    evaluate : callable, optional
+        Makes every new node, given its key and the work to do, and says whether it is worth remembering; for callers with a clock
+        and a disk. All are remembered without it.
 
     Attributes
     ----------
-    known : dict
-        Evaluations by their key.
-    evaluate : callable or None
-        Makes every new evaluation, given its key and the work to do, and says whether it is worth remembering; for callers
-        with a clock and a disk. None: all are remembered here.
-    watch : callable
-        Told of every new evaluation, and by those who follow a curve of the sample ratio that they have reached.
     count : int
-        Evaluations in use, new ones and remembered ones.
-    sampled : bool
-        Whether a single evaluation was sampled. Then a batch is evaluated, and kept, one by one.
+        Nodes in use, new ones and remembered ones.
     """
 
-    def __init__(self) -> None:
-        self.known: dict[str, Uncertain] = {}
-        self.evaluate: Callable[[str, Callable[[], Uncertain]], tuple[Uncertain, bool]] | None = None
-        self.watch: Callable[[float | None], None] = lambda alpha: None
+    def __init__(
+        self,
+        read: Callable[[], dict[str, Uncertain]] = dict,
+        evaluate: Callable[[str, Callable[[], Uncertain]], tuple[Uncertain, bool]] | None = None,
+    ) -> None:
+        self._read, self._evaluate = read, evaluate
+        self._alpha: float | None = None
+        self._tell: Callable[[int, float | None], None] | None = None
+        self._is_sampled = False
         self.count = 0
-        self.sampled = False
 
-    @classmethod
-    def of(cls, problem: Problem) -> Evaluations:
-        """The stored evaluations of a problem."""
-        return kept(problem, "evaluations", cls)
+    @cached_property
+    def known(self) -> dict[str, Uncertain]:
+        """Nodes by their keys."""
+        return self._read()
+
+    @contextlib.contextmanager
+    def watched(self, tell: Callable[[int, float | None], None]) -> Iterator[None]:
+        """While it lasts, ``tell`` is called at every node: with their count, and the sample ratio that a curve has reached."""
+        self._tell, self._alpha = tell, None
+        try:
+            yield
+        finally:
+            self._tell = None
+
+    def reached(self, alpha: float | None = None) -> None:
+        """Tell who watches of a new node, or of the sample ratio to which a curve has been followed."""
+        self._alpha = self._alpha if alpha is None else alpha
+        if self._tell is not None:
+            self._tell(self.count, self._alpha)
 
     def at(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:
-        """Result of ``evaluate(Q, V)``, computed or stored; Q and V (..., P, P)."""
+        """Result of ``evaluate(Q, V)``, computed or remembered; Q and V (..., P, P).
+
+        Where a single evaluation was sampled a batch is evaluated, and remembered, one by one.
+        """
         Q, V = np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
-        if Q.ndim == 2 or not self.sampled:
+        if Q.ndim == 2 or not self._is_sampled:
             return self._single(kind, Q, V, evaluate)
-        pairs = zip(Q.reshape(-1, *Q.shape[-2:]), V.reshape(-1, *V.shape[-2:]))
-        found = [self._single(kind, q, v, evaluate) for q, v in pairs]
-        value, error = (np.reshape([np.broadcast_to(f[k], Q.shape[-2:]) for f in found], Q.shape) for k in (0, 1))
-        return Uncertain(value, error, ", ".join(dict.fromkeys(f.method for f in found)))
+        shape = Q.shape[-2:]
+        nodes = [self._single(kind, q, v, evaluate) for q, v in zip(Q.reshape(-1, *shape), V.reshape(-1, *shape))]
+        value = np.reshape([node.value for node in nodes], Q.shape)
+        error = np.reshape([np.broadcast_to(node.error, shape) for node in nodes], Q.shape)
+        return Uncertain(value, error, ", ".join(dict.fromkeys(node.method for node in nodes)))
 
     def _single(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:
         key, is_kept = self.key(kind, Q, V), True
-        found = self.known.get(key)
-        if found is None or np.shape(found.value) != Q.shape:  # a stored one may be anything
-            if self.evaluate is None:
-                found = evaluate(Q, V)
+        node = self.known.get(key)
+        if node is None or np.shape(node.value) != Q.shape:  # a stored one may be anything
+            if self._evaluate is None:
+                node = evaluate(Q, V)
             else:
-                found, is_kept = self.evaluate(key, lambda: evaluate(Q, V))
-        self.sampled |= Q.ndim == 2 and is_sampled(found.method)
+                node, is_kept = self._evaluate(key, lambda: evaluate(Q, V))
+        self._is_sampled |= Q.ndim == 2 and is_sampled(node.method)
         if is_kept:
-            self.known[key] = found
+            self.known[key] = node
             self.count += 1
-            self.watch(None)
-        return found
+            self.reached()
+        return node
 
     @staticmethod
     def key(kind: str, Q: Array, V: Array) -> str:
-        """Name of an evaluation; arguments equal to the last bit have the same name."""
+        """Name of a node; arguments equal to the last bit have the same name."""
         content = f"{kind} {Q.shape} ".encode() + Q.tobytes() + V.tobytes()
         return hashlib.sha256(content).hexdigest()[:24]
+
+
+def nodes_of(problem: Problem, make: Callable[[], Nodes] = Nodes) -> Nodes:
+    """The nodes of a problem; the first who asks hands them in."""
+    return kept(problem, "nodes", make)
 
 
 def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncertain:
@@ -154,8 +183,8 @@ def _evaluated(
         found: Uncertain = getattr(channel, kind)(q, v, labels=channel.sampling.rough_labels(q, v))
         return found
 
-    evaluations = Evaluations.of(problem)
-    return evaluations.at(f"rough {kind}", Q, V, roughly) if rough else evaluations.at(kind, Q, V, evaluate)
+    nodes = nodes_of(problem)
+    return nodes.at(f"rough {kind}", Q, V, roughly) if rough else nodes.at(kind, Q, V, evaluate)
 
 
 def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:

@@ -14,7 +14,7 @@ from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.curve import Curve
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.information import information_at, overlap_at, prior_moments
-from smimbench.theory.scalar import ScalarCurve
+from smimbench.theory.scalar import GridCurve, scalar_curve
 from smimbench.theory.types import Prediction, plain
 
 TOGETHER = 4
@@ -30,11 +30,11 @@ def curve_of(problem: Problem) -> Curve:
         If no theory is known for the inputs.
     """
     problem.require_theory()
-    return (
-        ScalarCurve.of(problem)
-        or fixed_point_curve(problem)
-        or kept(problem, "coupled_curve", lambda: CoupledCurve(problem))
-    )
+
+    def make() -> Curve:
+        return scalar_curve(problem) or fixed_point_curve(problem) or CoupledCurve(problem)
+
+    return kept(problem, "curve", make)
 
 
 def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
@@ -66,14 +66,14 @@ def independent_parts(problem: Problem, alphas: Sequence[float]) -> list[tuple[s
     A curve that is followed from node to node, or known in closed form, has none.
     """
     curve = curve_of(problem)
-    if isinstance(curve, ScalarCurve):
-        log_qhat = [float(x) for x in curve.log_qhat] if curve.sampled else []
+    if isinstance(curve, GridCurve):
+        log_qhat = [float(x) for x in curve.log_qhat]
         return [("nodes", log_qhat[k : k + TOGETHER]) for k in range(0, len(log_qhat), TOGETHER)]
     return [("ratio", [float(alpha)]) for alpha in alphas] if isinstance(curve, CoupledCurve) else []
 
 
 def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
-    """Evaluate one part; the results are stored in the problem's ``Evaluations``."""
+    """Evaluate one part; the results are stored in the problem's ``Nodes``."""
     kind, values = part
     if kind == "nodes":
         information_at(

@@ -20,13 +20,12 @@ import numpy as np
 
 from smimbench.files import JsonObject
 from smimbench.interfaces import Array, Host, Uncertain
-from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
-from smimbench.theory.curve import HELD, NEVER, Curve, branch_ends, threshold_document
+from smimbench.theory.curve import HELD, NEVER, Curve, Piece, TurningPoint, branch_ends, threshold_document
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
-from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
+from smimbench.theory.types import NOTHING, Prediction, Threshold
 
 UNSURE = 0.5
 """Relative error of sampled information with which a curve ends; doubled, it ends later, at values that may be wrong."""
@@ -37,9 +36,8 @@ LATE, RISING = 3.0, 1.02
 earlier values count; the second, slower rises are taken for noise."""
 ROUNDING = 1e-13
 """Relative error of a root of a closed form; doubled, so is the smallest error that is stated."""
-SMALL, SLOWEST, FAINTEST = 1e-3, 0.5, 1e-150
-"""Errors below the first (of what the prior mean leaves) fall at least with this power of Qhat, down to the third; else the
-curve ends."""
+SMALL, SLOWEST = 1e-3, 0.5
+"""Errors below the first (of what the prior mean leaves) fall at least with this power of Qhat; else the curve ends."""
 
 
 class ScalarCurve(Curve):
@@ -53,110 +51,66 @@ class ScalarCurve(Curve):
         log Qhat, the sample ratio and its error (interpolation included) at all nodes.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.kappa, self.identity = float(problem.model.kappa), np.eye(problem.components)
-        self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(self.problem))
-        self.unknown = self.second - self.bottom  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
-        self.method = self._information(np.array(0.0)).method
-        # A fit through sampled values is smooth, and evaluated where it is asked.
-        self.sampled = self.method.startswith(("Monte Carlo", "nested"))
-        # Sampling costs thousands of times more than a formula, and its curve is interpolated anyway. It ends where a posterior
-        # mean no longer differs from its omega.
-        low, high, per_decade, faintest = (1e-4, 1e8, 4, 1e-11) if self.sampled else (1e-9, 1e15, 8, FAINTEST)
-        nodes = np.linspace(np.log(low), np.log(high), round(np.log10(high / low) * per_decade) + 1)
-        end = resolved(self._overlap(nodes)[1], nodes, self.unknown, faintest)
-        beyond, self.log_qhat = nodes[end : end + 1], nodes[:end]
-        if self.sampled and len(beyond) and self._overlap(beyond)[1][0] < faintest * self.unknown:
-            # The error of a discrete signal falls by many orders of magnitude from one node to the next.
-            last = bracketed_roots(
-                lambda x, _: np.log(np.maximum(self._overlap(x)[1], 1e-300) / (faintest * self.unknown)),
-                self.log_qhat[-1:], beyond,
-            )  # fmt: skip
-            self.log_qhat = np.append(self.log_qhat, last)
+    lowest, highest, per_decade = 1e-9, 1e15, 8
+    """Range of Qhat, and nodes in every factor of 10."""
+    faintest = 1e-150
+    """Error (of what the prior mean leaves) with which the curve ends."""
+    faint = 1e-4, 1e-5, 1e-6, 1e-7
+    """Qhat at which alpha tends to its limit where nothing is learned."""
 
-    @classmethod
-    def of(cls, problem: Problem) -> ScalarCurve | None:
-        """The curve of a problem, computed once per problem; None if components do not share one overlap."""
-        return kept(problem, "scalar_curve", lambda: cls(problem) if shares_overlap(problem) else None)
+    def __init__(self, problem: Problem, method: str) -> None:
+        self.problem, self.method = problem, method
+        self.kappa, self.identity = float(problem.model.kappa), np.eye(problem.components)
+        self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(problem))
+        self.unknown = self.second - self.bottom  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
+        count = round(np.log10(self.highest / self.lowest) * self.per_decade) + 1
+        nodes = np.linspace(np.log(self.lowest), np.log(self.highest), count)
+        end = resolved(self._overlap(nodes)[1], nodes, self.unknown, self.faintest)
+        self.log_qhat = self._ended(nodes, end)
+
+    def _ended(self, nodes: Host, end: int) -> Host:
+        """The first ``end`` nodes, at which double precision resolves the error."""
+        return nodes[:end]
 
     @cached_property
-    def _evaluated(self) -> tuple[Host, ...]:
-        """Nodes of the curve, alpha and its error; a sampled curve gets as many nodes as its interpolation needs."""
-        nodes = self.log_qhat
-        alpha, error = self.alpha_of(nodes)
-        if not self.sampled:
-            return nodes, alpha, error
-        sure = np.flatnonzero(np.isfinite(alpha) & (error < UNSURE * alpha))
-        end = int(sure[-1]) + 1 if len(sure) else len(nodes)
-        table = np.array([nodes, alpha, error])[:, :end]
-        for _ in range(3):
-            nodes, alpha, error = table
-            doubt = interpolation_error(nodes, alpha)
-            poor = doubt > np.maximum(INTERPOLATION, error / np.where(np.isfinite(alpha), alpha, 1.0))
-            gaps = np.flatnonzero(poor[:-1] | poor[1:])
-            if not len(gaps):
-                break
-            between = (nodes[gaps] + nodes[gaps + 1]) / 2
-            table = np.hstack([table, [between, *self.alpha_of(between)]])
-            table = table[:, np.argsort(table[0])]
-        nodes, alpha, error = table
-        unknown = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(nodes, alpha)
-        return nodes, alpha, np.hypot(error, unknown)
+    def _table(self) -> tuple[Host, Host, Host]:
+        """Nodes of the curve, alpha and its error."""
+        return self.log_qhat, *self.alpha_of(self.log_qhat)
 
-    nodes = property(lambda self: self._evaluated[0])
-    alpha = property(lambda self: self._evaluated[1])
-    alpha_error = property(lambda self: self._evaluated[2])
+    nodes = property(lambda self: self._table[0])
+    alpha = property(lambda self: self._table[1])
+    alpha_error = property(lambda self: self._table[2])
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
         Q, V = overlap_at(self.problem, np.exp(np.asarray(log_qhat, dtype=float))[..., None, None] * self.identity)
         return Q[..., 0, 0], V[..., 0, 0]
 
-    def _information(self, log_qhat: Array) -> Uncertain:
-        return self._information_at(*self._overlap(log_qhat))
-
     def _information_at(self, Q: Array, V: Array) -> Uncertain:
-        found = information_at(self.problem, *(part[..., None, None] * self.identity for part in (Q, V)))
-        return Uncertain(found.value[..., 0, 0], found.error[..., 0, 0], found.method)
+        matrices = (np.asarray(values)[..., None, None] * self.identity for values in (Q, V))
+        information = information_at(self.problem, *matrices)
+        return Uncertain(information.value[..., 0, 0], information.error[..., 0, 0], information.method)
 
     @cached_property
     def _at_bottom(self) -> Uncertain:
         """Information at the lowest overlap, that of the prior mean."""
-        return self._information_at(np.asarray(self.bottom), np.asarray(self.unknown))
+        return self._information_at(self.bottom, self.unknown)
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
         """Sample ratio alpha(Qhat) and its numerical error."""
-        info = self._information(log_qhat)
+        information = self._information_at(*self._overlap(log_qhat))
         with np.errstate(divide="ignore", invalid="ignore"):
-            alpha = np.exp(log_qhat) / (self.kappa * info.value)
-            relative = np.abs(info.error / info.value)
-        alpha = np.where(info.value > 0, alpha, np.inf)
+            alpha = np.exp(log_qhat) / (self.kappa * information.value)
+            relative = np.abs(information.error / information.value)
+        alpha = np.where(information.value > 0, alpha, np.inf)
         return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(np.isfinite(alpha), alpha, 0) + 0.0
 
     def _alpha_at(self, log_qhat: float) -> float:
         return float(self.alpha_of(np.array([log_qhat]))[0][0])
 
-    def _alpha(self, log_qhat: Array) -> Array:
-        """Sample ratio alpha(Qhat), interpolated between the nodes of a sampled curve."""
-        if not self.sampled:
-            return self.alpha_of(log_qhat)[0]
-        curve = self._interpolant
-        return np.exp(curve(np.clip(log_qhat, curve.x[0], curve.x[-1])))
-
-    @cached_property
-    def _interpolant(self) -> Any:
-        from scipy.interpolate import PchipInterpolator
-
-        finite = np.isfinite(self.alpha)
-        return PchipInterpolator(self.nodes[finite], np.log(self.alpha[finite]))
-
     @cached_property
     def _along(self) -> tuple[Host, Host]:
-        """Nodes of log Qhat with their alpha; alpha is monotonic in between, as turning points are nodes.
-
-        Sampled curves are interpolated, and turn at nodes only.
-        """
-        turning = [] if self.sampled else [point[:2] for point in self.turning_points()]
+        """Nodes of log Qhat with their alpha; alpha is monotonic in between, as turning points are nodes."""
+        turning = [(x, point.threshold.value) for x, point in self._extrema]
         nodes, ratios = np.hstack([[self.nodes, self.alpha], np.reshape(turning, (-1, 2)).T])
         order = np.argsort(nodes)
         return nodes[order], ratios[order]
@@ -168,57 +122,52 @@ class ScalarCurve(Curve):
         wanted = np.asarray(alphas, dtype=float)
         nodes, ratios = self._along
         upper = branch_ends(ratios, wanted, branch)
-        perfect = self.perfect_limit() if branch == "informed" else None
-        if perfect is not None:  # counting says where V = 0 is stable, whatever the last node is
-            upper[wanted >= perfect.value] = len(ratios)
-        log_qhat = np.where(upper == 0, -np.inf, np.inf)
+        if branch == "informed" and self.perfect is not None:
+            upper[wanted >= self.perfect.value] = len(
+                ratios
+            )  # counting says where V = 0 is stable, whatever the last node is
         inside = (upper > 0) & (upper < len(ratios))
+        log_qhat = np.where(upper == 0, -np.inf, np.inf)
         if inside.any():
             targets, end = np.log(wanted[inside]), upper[inside]
             log_qhat[inside] = bracketed_roots(
-                lambda x, index: np.log(self._alpha(x)) - targets[index],
+                lambda x, index: np.log(self.alpha_of(x)[0]) - targets[index],
                 nodes[end - 1],
                 nodes[end],
-                values=None if self.sampled else (np.log(ratios[end - 1]) - targets, np.log(ratios[end]) - targets),
+                values=(np.log(ratios[end - 1]) - targets, np.log(ratios[end]) - targets),
                 tolerance=ROUNDING,
             )
-        finite = np.isfinite(log_qhat)
-        found = iter(self._on_curve(wanted[finite], log_qhat[finite], branch) if finite.any() else ())
+        on_curve = np.isfinite(log_qhat)
+        predictions = iter(self._on_curve(wanted[on_curve], log_qhat[on_curve], branch) if on_curve.any() else ())
         return [
-            next(found) if on_curve else self._beyond(alpha, bool(x > 0), branch)
-            for alpha, x, on_curve in zip(wanted, log_qhat, finite)
+            next(predictions) if is_on_curve else self._beyond(alpha, bool(x > 0), branch)
+            for alpha, x, is_on_curve in zip(wanted, log_qhat, on_curve)
         ]
 
     def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
         """Prediction at a sample ratio beyond an end of the curve."""
         if informed:
             Q, V = self._overlap(self.nodes[-1])
-            if self.perfect_limit() is not None:
+            if self.perfect is not None:
                 return self._pack(alpha, self.second, 0.0, 0.0, 0.0, branch)
             return self._pack(alpha, Q, V, V, 1.0, branch)
         # Either the prior mean is the fixed point, or alpha is so small that nothing was learned yet.
-        info = self._at_bottom
-        if info.value > NOTHING:
-            Q, V = self._overlap(np.log(alpha * self.kappa * info.value))
-            relative = info.error / info.value
+        information = self._at_bottom
+        if information.value > NOTHING:
+            Q, V = self._overlap(np.log(alpha * self.kappa * information.value))
+            relative = information.error / information.value
             return self._pack(alpha, Q, V, abs(Q - self.bottom) * relative, relative, branch)
         return self._pack(alpha, self.bottom, self.unknown, 0.0, 0.0, branch)
 
     def _on_curve(self, alphas: Array, x: Array, branch: str) -> list[Prediction]:
         """Predictions at roots of the curve; the error of V is that of log alpha over the curve's slope."""
         Q, V = self._overlap(x)
-        step = 0.5 / 8 if self.sampled else 1e-3
-        points = x + step * np.array([-1.0, 1.0])[:, None]
-        if self.sampled:
-            grid = np.isfinite(self.alpha)
-            alpha = self._alpha(points)
-            relative = np.interp(x, self.nodes[grid], (self.alpha_error / self.alpha)[grid])
-        else:
-            alpha, errors = (values.reshape(points.shape) for values in self.alpha_of(points.ravel()))
-            relative = np.max(errors / alpha, axis=0)
-        slope = (np.log(alpha[1]) - np.log(alpha[0])) / (2 * step)
-        values = self._overlap(points.ravel())[1].reshape(points.shape)
-        response = np.abs(values[1] - values[0]) / (2 * step)
+        step = 1e-3
+        nearby = x + step * np.array([-1.0, 1.0])[:, None]
+        alpha, errors = (values.reshape(nearby.shape) for values in self.alpha_of(nearby.ravel()))
+        relative = np.max(errors / alpha, axis=0)
+        values = self._overlap(nearby.ravel())[1].reshape(nearby.shape)
+        slope, response = ((pair[1] - pair[0]) / (2 * step) for pair in (np.log(alpha), values))
         # Priors that the engine integrates or simulates say how well they know V at a Qhat; closed forms have nothing to say.
         # What that makes of the information is an error of alpha, too.
         stated = np.array([overlap_error_at(self.problem, qhat * self.identity) for qhat in np.exp(x)])
@@ -228,64 +177,23 @@ class ScalarCurve(Curve):
             with np.errstate(divide="ignore", invalid="ignore"):
                 relative = relative + np.nan_to_num(np.abs(there / here - 1))
         relative = relative + ROUNDING
-        error = response * relative / np.maximum(np.abs(slope), 1e-12) + (stated + 1e-10) * V
+        error = np.abs(response) * relative / np.maximum(np.abs(slope), 1e-12) + (stated + 1e-10) * V
         return [self._pack(*row, branch) for row in zip(alphas, Q, V, error, relative)]
 
     def _pack(self, alpha: Array, Q: Array, V: Array, error: Array, relative: Array, branch: str) -> Prediction:
         """Prediction at an overlap; ``relative`` is the error of log alpha there."""
         each = np.ones(len(self.identity))
         error, ratio_error = float(error) * each, float(alpha * relative) * each
-        point = float(Q) * self.identity, float(V) * self.identity
-        return Prediction(float(alpha), *point, error, branch, self.method, alpha_error=ratio_error)
+        matrices = float(Q) * self.identity, float(V) * self.identity
+        return Prediction(float(alpha), *matrices, error, branch, self.method, alpha_error=ratio_error)
 
-    def folds(self) -> bool:
-        """Whether alpha decreases somewhere along the curve."""
-        return bool(self.turning_points())
-
-    def meet(self, low: Prediction, high: Prediction) -> bool:
-        """Whether two predictions are the same fixed point within their errors."""
-        return bool(abs(low.V[0, 0] - high.V[0, 0]) <= 1e-6 * self.unknown + low.error[0] + high.error[0])
-
-    def free_entropy(self, point: Prediction) -> tuple[float, float]:
-        r"""``(P/2) \int (kappa alpha I(Q) - Qhat(Q)) dQ`` from the prior mean to the point, and its numerical error.
-
-        The rule of equal areas: the gradient of the replica-symmetric potential with respect to Q vanishes at fixed points, so
-        its integral along the curve is the difference of free entropies; no normaliser of the channel is needed. Where labels
-        state equations, ``kappa I -> E / V`` makes it infinite at V = 0.
-        """
-        V = float(point.V[0, 0])
-        if V == 0.0 and self.equations > 0:
-            return float("inf"), 0.0
-        x, log_V, integrals = self._potential
-        end = float(np.interp(-np.log(max(V, np.exp(log_V[-1]))), -log_V, x))
-        labels, prior, labels_coarse, prior_coarse, noise = (float(integral(end)) for integral in integrals)
-        half = 0.5 * len(self.identity)
-        value, other = half * (point.alpha * labels - prior), half * (point.alpha * labels_coarse - prior_coarse)
-        rounding = 2e-12 * half * (point.alpha * abs(labels) + abs(prior))
-        return value, abs(value - other) / 8 + half * point.alpha * noise + rounding
-
-    @cached_property
-    def _potential(self) -> tuple[Array, Array, list[Any]]:
-        r"""Log Qhat, log V, splines of ``\int kappa I dQ`` and ``\int Qhat dQ``, also from half the points, and of the error.
-
-        The free entropy is linear in the sample ratio, so these two integrals are all that there is.
-        """
-        from scipy.interpolate import CubicSpline
-
-        x = np.linspace(self.nodes[0], self.nodes[-1], 2001)  # odd
-        log_V = np.minimum.accumulate(np.log(self._overlap(x)[1]))
+    def pieces(self) -> list[Piece]:
+        """The whole curve on one fine grid."""
+        x = np.linspace(self.nodes[0], self.nodes[-1], 2001)
         relative = np.interp(x, self.nodes, self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0))
-        prior_term = -np.exp(x + log_V) * CubicSpline(x, log_V)(x, 1)
-        label_term = prior_term / self._alpha(x)
-
-        def integral(values: Array, every: int = 1) -> Any:
-            # From Q at the bottom to the first node both integrands are proportional to the square of Qhat.
-            found = CubicSpline(x[::every], values[::every]).antiderivative()
-            found.c[-1] += values[0] / 2
-            return found
-
-        integrals = [integral(values, every) for every in (1, 2) for values in (label_term, prior_term)]
-        return x, log_V, [*integrals, integral(label_term * relative)]
+        each = np.ones((1, len(self.identity)))
+        V = np.minimum.accumulate(self._overlap(x)[1])
+        return [Piece(x, np.log(self.alpha_of(x)[0]), relative, np.exp(x)[:, None] * each, V[:, None] * each)]
 
     # -- thresholds ---------------------------------------------------------------------------------------------
 
@@ -295,28 +203,9 @@ class ScalarCurve(Curve):
         reasons = {"weak_recovery": HELD if self.bottom > 0 else NEVER}
         sequential = [{"layer": 1, **weak.document()}] if weak else []
         if len(self.identity) > 1:
-            sequential, reasons["sequential"] = (
-                [],
-                "components are learned at once: labels do not see rotations of them",
-            )
-        return threshold_document(weak, self.perfect_limit(), sequential, self._hard_phase(weak), reasons)
-
-    def _hard_phase(self, weak: Threshold | None) -> HardPhase | None:
-        """Sample ratios at which the Bayes-optimal error is below the uninformed branch; None if it never is."""
-        extrema = {"max": [], "min": []}  # type: dict[str, list[Threshold]]
-        for _, alpha, error, kind in self.turning_points():
-            extrema[kind].append(Threshold(alpha, error))
-        peaks = extrema["max"]
-        if not peaks and weak and weak.value > 0 and self.alpha[-1] < weak.value:
-            peaks = [weak]  # the curve falls from the very beginning: the prior mean itself is the branch that is stuck
-        if not peaks:
-            return None
-        top = max(peaks, key=lambda peak: peak.value)
-        perfect = self.perfect_limit()
-        lows = [*extrema["min"], *([] if perfect is None else [perfect])]
-        low = min((one for one in lows if one.value < top.value), key=lambda one: one.value, default=None)
-        optimal = None if low is None else self.transition(low, top.value)
-        return None if low is None or optimal is None else HardPhase(low, optimal, top)
+            sequential = []
+            reasons["sequential"] = "components are learned at once: labels do not see rotations of them"
+        return threshold_document(weak, self.perfect, sequential, self.hard_phase(), reasons)
 
     def weak_limit(self) -> Threshold | None:
         """Weak-recovery threshold, where the prior mean becomes unstable: the limit of alpha at the lowest overlap.
@@ -324,19 +213,17 @@ class ScalarCurve(Curve):
         0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
         something from the beginning, so that learning starts smoothly at alpha = 0.
         """
-        info, ratios = self._at_bottom, ComponentRatios(self.problem)
+        information, ratios = self._at_bottom, ComponentRatios(self.problem)
         if ratios.critical[0] > 0:  # the overlap stays at its lowest value up to a finite Qhat (small-width limit)
-            value = ratios.critical[0] / (self.kappa * info.value)
-            return Threshold(float(value), float(value * info.error / info.value))
-        if info.value > max(NOTHING, 3 * info.error):
+            value = ratios.critical[0] / (self.kappa * information.value)
+            return Threshold(float(value), float(value * information.error / information.value))
+        if information.value > max(NOTHING, 3 * information.error):
             return None if self.bottom > 0 else Threshold(0.0, 0.0)
         if self.bottom == 0 and len(self.identity) == 1 and self.problem.channel.susceptibility is not None:
             log_ratio, error = ratios.log_ratios(np.zeros(1), [])
             value = float(np.exp(log_ratio[0]))
             return Threshold(value, value * float(error[0] + ratios.response_error[0])) if np.isfinite(value) else None
-        if self.sampled:
-            return Threshold(float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0])))
-        faint = np.log([1e-4, 1e-5, 1e-6, 1e-7])
+        faint = np.log(self.faint)
         limit = limit_of([self._alpha_at(x) for x in faint])
         return replace(limit, error=limit.error + limit.value * float(self._rounding(faint[-1])))
 
@@ -345,22 +232,15 @@ class ScalarCurve(Curve):
         gained = np.maximum(self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny)
         return 4 * np.finfo(float).eps * self.second / gained
 
-    def perfect_limit(self) -> Threshold | None:
+    @cached_property
+    def perfect(self) -> Threshold | None:
         """Threshold of perfect recovery: the limit of alpha as the error goes to 0. None if the error never vanishes."""
         if self.alpha[-1] < NOTHING and self._overlap(self.nodes[-1])[1] < NOTHING:
             return Threshold(0.0, 0.0)  # a discrete signal: once known, it stays known at any sample ratio
-        if self.sampled:
-            last, before = (float(value) for value in self._alpha(self.nodes[-1] - np.log(np.array([1.0, LATE]))))
-            error = float(self.alpha_error[-1])
-            if not np.isfinite([last, before]).all() or last > max(RISING * before, before + 3 * error):
-                return None
-            # The limit lies below what has been reached, by about as much as the last factor of Qhat has made.
-            lowest = max(0.0, last - abs(before - last))
-            return Threshold((last + lowest) / 2, error + (last - lowest) / 2)
         # A prior may not know more than rounding allows: the sequence ends where it does.
         end = min(1e10, float(np.exp(self.nodes[-1])))
-        last, before = (float(value) for value in self.alpha_of(np.log(end / np.array([1.0, LATE])))[0])
-        if not last <= RISING * before:
+        (last, before), (error, _) = self.alpha_of(np.log(end / np.array([1.0, LATE])))
+        if not last <= max(RISING * before, before + 3 * error):
             return None  # noise decides at last, however little there is of it
         values = [self._alpha_at(np.log(end / 10**k)) for k in range(5, -1, -1)]
         if not (np.isfinite(values).all() and values[-1] <= 1.5 * values[-4]):
@@ -370,40 +250,119 @@ class ScalarCurve(Curve):
         return replace(limit, error=limit.error + limit.value * overlap_error_at(self.problem, end * self.identity))
 
     @cached_property
-    def equations(self) -> float:
-        """Number of equations that a label gives for its latents: the limit of V I; 0 for noisy and for rounded labels."""
-        known = self.problem.channel.equations
-        if known is not None:
-            return float(known)
+    def states_equations(self) -> bool:
+        """Whether a label gives equations for its latents: whether V I has a limit; no for noisy and for rounded labels."""
+        equations = self.problem.channel.equations
+        if equations is not None:
+            return float(equations) > 0
         V = self.second * np.array([1e-6, 1e-8])
         stated = V * self._information_at(self.second - V, V).value
-        return float(stated[1]) if stated[1] > 0.5 * stated[0] else 0.0
+        return bool(stated[1] > max(0.5 * stated[0], 0.0))
 
-    def turning_points(self) -> list[tuple[float, float, float, str]]:
-        """Local extrema of alpha(Qhat): (log Qhat, alpha, its error, ``"max"`` or ``"min"``); none where the branch is unique."""
-        found = []
+    @cached_property
+    def turning_points(self) -> list[TurningPoint]:
+        """Local extrema of alpha(Qhat); none where the branch is unique."""
+        points = [point for _, point in self._extrema]
+        has_peak = any(point.is_peak for point in points)
+        weak = None if has_peak or self.alpha[-1] >= self.alpha[0] else self.weak_limit()
+        if weak and weak.value > 0 and self.alpha[-1] < weak.value:
+            # The curve falls from the very beginning: the prior mean itself is the branch that is stuck.
+            return [TurningPoint(weak, True), *points]
+        return points
+
+    @cached_property
+    def _extrema(self) -> list[tuple[float, TurningPoint]]:
+        """Positions where alpha turns, and what it is there."""
         finite = np.isfinite(self.alpha)
         nodes, alpha, error = self.nodes[finite], self.alpha[finite], self.alpha_error[finite]
-        for j, kind in turns(alpha, 3 * error + (1e-9 + self._rounding(nodes)) * alpha):
-            if self.sampled:
-                # Between the nodes the curve goes on: by the parabola, as far as that may be trusted.
-                a, b, c = alpha[j - 1 : j + 2]
-                vertex = b - (c - a) ** 2 / (8 * (a - 2 * b + c))
-                found.append((float(nodes[j]), float(vertex), float(error[j] + abs(vertex - b)), kind))
-                continue
-            from scipy.optimize import minimize_scalar
+        noise = 3 * error + (1e-9 + self._rounding(nodes)) * alpha
+        return [self._extremum(nodes, alpha, error, j, is_peak) for j, is_peak in turns(alpha, noise)]
 
-            sign = -1.0 if kind == "max" else 1.0
-            best = minimize_scalar(
-                lambda x, sign=sign: sign * min(self._alpha_at(x), 1e300),
-                bounds=nodes[[j - 1, j + 1]],
-                method="bounded",
-                options={"xatol": 1e-9},
-            )
-            value = sign * best.fun
-            spread = self.alpha_of(np.array([best.x]))[1][0] + 1e-12 * value
-            found.append((float(best.x), float(value), float(spread), kind))
-        return found
+    def _extremum(self, nodes: Host, alpha: Host, error: Host, j: int, is_peak: bool) -> tuple[float, TurningPoint]:
+        """Where alpha turns next to node j."""
+        from scipy.optimize import minimize_scalar
+
+        sign = -1.0 if is_peak else 1.0
+        lowest = minimize_scalar(
+            lambda x: sign * min(self._alpha_at(x), 1e300),
+            bounds=nodes[[j - 1, j + 1]],
+            method="bounded",
+            options={"xatol": 1e-9},
+        )
+        value = float(sign * lowest.fun)
+        uncertain = float(self.alpha_of(np.array([lowest.x]))[1][0]) + 1e-12 * value
+        return float(lowest.x), TurningPoint(Threshold(value, uncertain), is_peak)
+
+
+class GridCurve(ScalarCurve):
+    """The same for information that is sampled at nodes, and interpolated between them.
+
+    Sampling costs thousands of times more than a formula. The fit through sampled values of a channel is smooth, and is none.
+    """
+
+    lowest, highest, per_decade = 1e-4, 1e8, 4
+    faintest = 1e-11
+    faint = 1e-1, 1e-2, 1e-3, 1e-4
+
+    def _ended(self, nodes: Host, end: int) -> Host:
+        """It ends where a posterior mean no longer differs from its omega."""
+        inside, beyond = nodes[:end], nodes[end : end + 1]
+        level = self.faintest * self.unknown
+        if not len(beyond) or self._overlap(beyond)[1][0] >= level:
+            return inside
+
+        def gap(x: Host, index: Host) -> Host:
+            unknown: Host = np.maximum(self._overlap(x)[1], 1e-300)
+            return np.log(unknown / level)
+
+        # The error of a discrete signal falls by many orders of magnitude from one node to the next.
+        return np.append(inside, bracketed_roots(gap, inside[-1:], beyond))
+
+    @cached_property
+    def _table(self) -> tuple[Host, Host, Host]:
+        """Nodes, as many as interpolation needs, with alpha and its error."""
+        alpha, error = super().alpha_of(self.log_qhat)
+        sure = np.flatnonzero(np.isfinite(alpha) & (error < UNSURE * alpha))
+        end = int(sure[-1]) + 1 if len(sure) else len(alpha)
+        table = np.array([self.log_qhat, alpha, error])[:, :end]
+        for _ in range(3):
+            nodes, alpha, error = table
+            doubt = interpolation_error(nodes, alpha)
+            poor = doubt > np.maximum(INTERPOLATION, error / np.where(np.isfinite(alpha), alpha, 1.0))
+            gaps = np.flatnonzero(poor[:-1] | poor[1:])
+            if not len(gaps):
+                break
+            between = (nodes[gaps] + nodes[gaps + 1]) / 2
+            table = np.hstack([table, [between, *super().alpha_of(between)]])
+            table = table[:, np.argsort(table[0])]
+        nodes, alpha, error = table
+        unknown = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(nodes, alpha)
+        return nodes, alpha, np.hypot(error, unknown)
+
+    @cached_property
+    def _interpolants(self) -> tuple[Any, Any]:
+        """Log alpha and its error as functions of log Qhat."""
+        from scipy.interpolate import CubicSpline
+
+        finite = np.isfinite(self.alpha)
+        nodes, alpha, error = self.nodes[finite], self.alpha[finite], self.alpha_error[finite]
+        return CubicSpline(nodes, np.log(alpha)), lambda x: np.interp(x, nodes, error / alpha)
+
+    def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
+        """Sample ratio alpha(Qhat) and its numerical error, interpolated between the nodes."""
+        curve, relative = self._interpolants
+        x = np.clip(log_qhat, curve.x[0], curve.x[-1])
+        alpha = np.exp(curve(x))
+        return alpha, alpha * relative(x)
+
+
+def scalar_curve(problem: Problem) -> ScalarCurve | None:
+    """The curve of a problem whose components share one overlap, from a closed form or from a grid; None for others."""
+    if not shares_overlap(problem):
+        return None
+    method = information_at(problem, *overlap_at(problem, np.eye(problem.components))).method
+    is_sampled = method.startswith(("Monte Carlo", "nested"))
+    return (GridCurve if is_sampled else ScalarCurve)(problem, method)
 
 
 def shares_overlap(problem: Problem) -> bool:
@@ -415,28 +374,28 @@ def shares_overlap(problem: Problem) -> bool:
     return problem.channel.symmetry == "rotations" and np.allclose(V, V[0, 0] * identity, rtol=1e-9, atol=1e-12)
 
 
-def turns(values: Array, noise: Array) -> list[tuple[int, str]]:
-    """Interior local extrema of a sequence, ``(index, "max" or "min")``.
+def turns(values: Array, noise: Array) -> list[tuple[int, bool]]:
+    """Interior local extrema of a sequence, as pairs of an index and whether it is a maximum.
 
     From each of them it moves away by more than its noise on both sides.
     """
-    found: list[tuple[int, str]] = []
+    extrema: list[tuple[int, bool]] = []
     direction, highest, lowest = 0, 0, 0
     for j in range(1, len(values)):
         if direction >= 0:
             if values[j] > values[highest]:
                 highest = j
             elif values[j] < values[highest] - max(noise[j], noise[highest]):
-                found += [(highest, "max")] if direction else []
+                extrema += [(highest, True)] if direction else []
                 direction, lowest = -1, j
                 continue
         if direction <= 0:
             if values[j] < values[lowest]:
                 lowest = j
             elif values[j] > values[lowest] + max(noise[j], noise[lowest]):
-                found += [(lowest, "min")] if direction else []
+                extrema += [(lowest, False)] if direction else []
                 direction, highest = 1, j
-    return found
+    return extrema
 
 
 def interpolation_error(nodes: Array, alpha: Array) -> Array:
@@ -446,16 +405,16 @@ def interpolation_error(nodes: Array, alpha: Array) -> Array:
     """
     from scipy.interpolate import PchipInterpolator
 
-    found, finite = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
+    errors, finite = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
     x, y = nodes[finite], np.log(alpha[finite])
     for i in range(1, len(x) - 1):
         others = np.delete(np.arange(max(0, i - 4), min(len(x), i + 5)), i - max(0, i - 4))
         if len(others) > 3:
-            found[finite[i]] = abs(float(PchipInterpolator(x[others], y[others])(x[i])) - y[i]) / 8
-    return found
+            errors[finite[i]] = abs(float(PchipInterpolator(x[others], y[others])(x[i])) - y[i]) / 8
+    return errors
 
 
-def resolved(V: Array, log_qhat: Array, unknown: float, faintest: float = FAINTEST) -> int:
+def resolved(V: Array, log_qhat: Array, unknown: float, faintest: float) -> int:
     """Nodes up to which V still decreases; beyond them double precision cannot resolve it."""
     if not (SMALL * unknown > V).any():
         return len(V)

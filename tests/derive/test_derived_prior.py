@@ -15,7 +15,7 @@ from smimbench.derive.simulated_prior import SimulatedPrior
 from smimbench.derive.spectrum_prior import SpectrumPrior
 from smimbench.interfaces import Denoised, Law, ParameterError, Prior
 from smimbench.problem.problem import Problem
-from smimbench.theory.scalar import ScalarCurve
+from smimbench.theory.scalar import scalar_curve
 from tests.conftest import assert_placed
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 1}, "linear", "gaussian").model
@@ -344,7 +344,7 @@ def test_the_error_of_a_simulated_map_is_what_its_simulations_show(rho):
 def test_a_simulated_error_reaches_the_points_of_theory():
     problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.1}, "gaussian")
     problem.prior = simulated(0.2)
-    (found,) = ScalarCurve(problem).predict([0.4])
+    (found,) = scalar_curve(problem).predict([0.4])
     exact = brentq(lambda q: 0.4 / (0.1 + problem.prior.prior.error(q)) - q, 1e-3, 4.0)
     assert abs(float(found.V[0, 0]) - problem.prior.prior.error(exact)) < 4 * float(found.error[0])
     assert float(found.error[0]) > 2e-3 * float(found.V[0, 0])

@@ -16,7 +16,7 @@ from smimbench.interfaces import Capabilities, Channel, ParameterError
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import Entry, Registry, using
 from smimbench.theory.generalization import generalization_error
-from smimbench.theory.scalar import ScalarCurve
+from smimbench.theory.scalar import scalar_curve
 from tests.conftest import assert_placed
 
 
@@ -204,7 +204,7 @@ def test_the_error_of_the_sign_channel_is_that_of_its_closed_form(noise):
             return V - 1 / (1 + alpha * sign_information(1 - V, V, noise))
 
         exact = optimize.brentq(gap, 1e-8, 1 - 1e-12)
-        found = ScalarCurve.of(problem).predict([alpha])[0]
+        found = scalar_curve(problem).predict([alpha])[0]
         assert found.V[0, 0] == pytest.approx(exact, abs=1e-3)
         assert found.V[0, 0] == pytest.approx(exact, abs=3 * found.error[0] + 1e-6)
 
@@ -221,7 +221,7 @@ def test_hardmax_from_its_likelihood_agrees_with_the_channel_that_knows_its_form
     model = {"name": "attention-indexed", "tokens": 2}
     known = Problem(model, "hardmax", {"name": "wishart", "rho": 0.5})
     mine = IntegratedChannel(Hardmax(), 3)
-    curve, alpha = ScalarCurve.of(known), 1.1
+    curve, alpha = scalar_curve(known), 1.1
     (exact,) = curve.predict([alpha])
     information = known.channel.information(exact.Q, exact.V).value
     qhat = 2 * alpha * float(np.asarray(information).squeeze())
@@ -243,7 +243,7 @@ def test_thresholds_of_a_label_that_sees_no_sign():
         return norm * ((weights * GRID**2).sum() / weights.sum() - 1) ** 2
 
     exact = 1 / integrate.quad(slope, -2, 9, limit=200)[0]
-    weak = ScalarCurve(problem).weak_limit()
+    weak = scalar_curve(problem).weak_limit()
     assert weak.value == pytest.approx(exact, rel=1e-5)
     assert abs(weak.value - exact) < 3 * weak.error < 3e-4
     faint = problem.channel.information(np.array([[1e-4]]), np.array([[1 - 1e-4]]))

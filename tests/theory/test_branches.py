@@ -16,7 +16,7 @@ from smimbench.theory.curve import perfect_limit
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.information import information_at, overlap_at
 from smimbench.theory.predictions import competing, thresholds
-from smimbench.theory.scalar import ScalarCurve
+from smimbench.theory.scalar import scalar_curve
 
 
 class Model:
@@ -189,7 +189,7 @@ def test_one_component_agrees_with_the_scalar_solver():
 
     problem = Problem(OneLayer(), 1, 2)
     alphas = [0.1, 0.18, 0.3, 0.45, 0.6]
-    for many, one in zip(FixedPointCurve(problem).competing(alphas), ScalarCurve(problem).predict(alphas)):
+    for many, one in zip(FixedPointCurve(problem).competing(alphas), scalar_curve(problem).predict(alphas)):
         assert many[0].Q[0, 0] == pytest.approx(one.Q[0, 0], abs=2e-5)
 
 

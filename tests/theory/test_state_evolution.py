@@ -16,7 +16,7 @@ from smimbench.interfaces import Channel, Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory.information import channel_information
 from smimbench.theory.predictions import solve, thresholds
-from smimbench.theory.scalar import ScalarCurve
+from smimbench.theory.scalar import scalar_curve
 from tests import helpers
 
 
@@ -30,7 +30,7 @@ def sequence(tokens=2, channel="softmax", **parameters) -> Problem:
 
 def point(problem: Problem, alpha: float):
     """The prediction that the package puts first."""
-    return ScalarCurve(problem).competing([alpha])[0][0]
+    return scalar_curve(problem).competing([alpha])[0][0]
 
 
 def wishart_error(noise: float, rho: float) -> float:
@@ -334,7 +334,7 @@ def test_branches_and_their_free_entropies_follow_the_potential(s_shaped):
     transition = optimize.brentq(lead, bottom * 1.0001, top * 0.9999)
     found = thresholds(s_shaped)
     assert found["hard_phase"] == pytest.approx([transition, top], abs=1e-4)
-    curve = ScalarCurve(s_shaped)
+    curve = scalar_curve(s_shaped)
     for alpha, first in ((0.5 * (bottom + transition), "uninformed"), (0.5 * (transition + top), "informed")):
         pair = curve.competing([alpha])[0]
         assert len(pair) == 2
@@ -348,7 +348,7 @@ def test_branches_and_their_free_entropies_follow_the_potential(s_shaped):
 
 
 def test_the_order_of_the_question_does_not_change_the_answer():
-    curve = ScalarCurve(attention(2, 0.5))
+    curve = scalar_curve(attention(2, 0.5))
     together = [float(p.mse[0]) for p in curve.predict([0.12, 0.05, 0.12, 5.0])]
     alone = [float(curve.predict([a])[0].mse[0]) for a in (0.12, 0.05, 0.12, 5.0)]
     assert together == pytest.approx(alone, rel=1e-13)

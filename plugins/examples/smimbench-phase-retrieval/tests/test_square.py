@@ -14,7 +14,7 @@ from smimbench.derive import complete_channel
 from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.information import channel_information
-from smimbench.theory.scalar import ScalarCurve
+from smimbench.theory.scalar import scalar_curve
 
 MODEL = get_registry().get("model", "sequence-multi-index").item(tokens=1)
 
@@ -51,7 +51,7 @@ def test_weak_recovery_threshold(noise):
     problem = smimbench.Problem(
         {"name": "sequence-multi-index", "tokens": 1}, {"name": "noisy-square", "noise": noise}, "gaussian"
     )
-    found = ScalarCurve(problem).weak_limit()
+    found = scalar_curve(problem).weak_limit()
     assert found.error < 1e-4 * found.value
     assert found.value == pytest.approx(1 / inverse, rel=1e-5)
     assert found.value > 0.5  # noise makes it harder than the noiseless channel
