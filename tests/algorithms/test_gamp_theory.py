@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from smimbench_attention.algorithms.gamp import Gamp
 from smimbench_attention.algorithms.gamp import theory as gamp_theory
-from smimbench_attention.algorithms.gamp.mismatched import ACCURACY, OrderParameters, sampled_step
-from smimbench_attention.algorithms.gamp.theory import first_correction
+from smimbench_attention.algorithms.gamp.assumed import KNOWN, Orders, Recursion
+from smimbench_attention.algorithms.gamp.theory import ACCURACY, first_correction
 
 import smimbench
 from smimbench.backend import get_backend
@@ -119,14 +119,14 @@ def test_a_random_start_ends_at_the_fixed_point():
 
 
 def test_on_the_line_sampled_steps_are_those_of_the_line():
-    """The difference of two equal points is no noise: a sampled step from the line goes where the line does."""
-    V = np.array([[0.4]])
-    line = OrderParameters.bayes_optimal(np.array([[0.3]]))
-    Qhat = np.array([[1 / 0.3 - 1]])  # of a Gaussian signal with that error
-    for which in range(2):
-        found = sampled_step(SOFTMAX, 0.7, OrderParameters.bayes_optimal(V), Qhat, line, which)
-        for one, other in zip(found, line):
-            np.testing.assert_allclose(one, other, atol=1e-12)
+    """What is known of the line corrects the sampled means: a sampled step from the line goes where the line does."""
+    V, alpha, one = np.array([[0.4]]), 0.7, np.eye(1)
+    Qhat = alpha * SOFTMAX.channel.information(one - V, V).value
+    line = Orders.bayes_optimal(one, SOFTMAX.prior.overlap(Qhat).V)
+    for seed in range(2):
+        step = Recursion(SOFTMAX, SOFTMAX, alpha, seed).step(Orders.bayes_optimal(one, V))
+        for sampled, exact in zip(step, line):
+            np.testing.assert_allclose(sampled, exact, atol=10 * KNOWN)
 
 
 def test_a_path_that_is_not_known_is_refused(monkeypatch):

@@ -25,8 +25,7 @@ from smimbench.interfaces import (
 )
 from smimbench.numerics import diagonal_at_least, with_floor
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gamp.assumed import measured_variance, mismatched_theory
-from smimbench_attention.algorithms.gamp.mismatched import SMALLEST_QHAT, SMALLEST_V
+from smimbench_attention.algorithms.gamp.assumed import SMALLEST_QHAT, SMALLEST_V, measured_variance, mismatched_theory
 from smimbench_attention.algorithms.gamp.theory import gamp_theory, random_start_error
 
 

@@ -1,4 +1,5 @@
-r"""State evolution of GAMP with wrong assumptions, for data of another channel or prior than it knows.
+r"""State evolution of GAMP off the Bayes-optimal line: with wrong assumptions, for data of another channel or prior than it
+knows, and from a random start, whose overlap with the signal is chance and not what it claims.
 
 Order parameters are the overlap M of the estimate with the signal (rows: estimate), Q with itself, and V, its mean posterior
 variance under the assumptions. With latents ``z`` of the signal and ``omega`` of the estimate, jointly Gaussian with covariances
@@ -51,8 +52,11 @@ from smimbench.numerics import (
 )
 from smimbench.problem import Problem
 from smimbench.theory import Check, compare, information_at, limit_point, offers_rough, overlap_at, prior_moments
-from smimbench_attention.algorithms.gamp.mismatched import SMALLEST_QHAT
 from smimbench_attention.algorithms.least_squares import noise_of_identity, ridge_overlaps
+
+SMALLEST_V, SMALLEST_QHAT = 1e-16, 1e-12
+"""Floors of the predicted error, for at perfect recovery V would underflow and g be 0 / 0; and of the information, which sampling
+noise can make negative. Doubled: no change but there."""
 
 ROUGHLY = 1e-6
 """Relative change that ends the recursion where numbers are not as good as that. Doubled: an iteration or two less."""
@@ -84,8 +88,9 @@ class Accuracy(NamedTuple):
 
     Attributes
     ----------
-    points, entries : int
-        Points of the integrals over latents, and entries that stand for a signal of low rank. Twice as many: half the error.
+    points, more, entries : int
+        Points of the integrals over latents; more of them where small overlaps decide when a trajectory escapes; and entries
+        that stand for a signal of low rank. Twice as many: half the error.
     sets : int
         Independent sets of points; their spread is the stated error.
     start : float
@@ -99,6 +104,7 @@ class Accuracy(NamedTuple):
     """
 
     points: int = 2**13
+    more: int = 2**15
     entries: int = 2**13
     sets: int = 4
     start: float = 1e-4
@@ -116,6 +122,16 @@ class Orders(NamedTuple):
     M: Host
     Q: Host
     V: Host
+
+    @classmethod
+    def bayes_optimal(cls, T: Host, V: Host) -> Orders:
+        """The point of the Bayes-optimal line with the error V, for a signal of overlap T with itself."""
+        Q = with_floor(T - V, 0.0)
+        return cls(Q, Q, V)
+
+    def overlaps(self, T: Host) -> Overlaps:
+        """Overlaps of signal and estimate, all three pairs."""
+        return Overlaps(T, self.M, self.Q)
 
 
 class Message(NamedTuple):
@@ -147,7 +163,8 @@ class Recursion:
         self.scale = problem.model.kappa * alpha
         self.T = prior_moments(problem)[0]
         P, C = problem.components, problem.model.sites
-        points = ACCURACY.points >> (3 if offers_rough(problem) else 0)  # whose posteriors are integrals
+        points = ACCURACY.points if assumed is not problem else ACCURACY.more
+        points >>= 3 if offers_rough(problem) else 0  # whose posteriors are integrals
         latents = whitened_points(2 * P * C, points, "wrong assumptions: latents", seed)
         self.latents = latents.reshape(-1, 2, P, C).swapaxes(0, 1)
 
@@ -393,7 +410,7 @@ def _prediction(
     at = Orders(*(np.mean(parts, axis=0) for parts in zip(*found)))
     by = Message(*(np.mean(parts, axis=0) for parts in zip(*told)))
     point = limit_point(
-        problem, alpha, [[Overlaps(T, one.M, one.Q)] for one in found], method=method,
+        problem, alpha, [[orders.overlaps(T)] for orders in found], method=method,
         branch="informed" if conditions.start == "informed" else "own", V=at.V,
     )  # fmt: skip
     ddof = min(1, len(told) - 1)

@@ -6,7 +6,7 @@ start, are on the Bayes-optimal line, where the predicted error V is the true on
 .. math:: \hat Q = \kappa \alpha\, I(Q, V), \qquad (Q, V) = \mathrm{overlap}(\hat Q),
 
 the equations of theory's fixed points, so the trajectory ends at one. A random start has an overlap by chance and is off the
-line; its trajectory is sampled several times (``smimbench_attention.algorithms.gamp.mismatched``), and the spread is the error.
+line; its trajectory is sampled several times (``smimbench_attention.algorithms.gamp.assumed``), and the spread is the error.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
-from smimbench.numerics import symmetric_logarithm, with_floor
+from smimbench.numerics import symmetric_logarithm
 from smimbench.problem import Problem
 from smimbench.theory import (
     aligned,
@@ -32,7 +32,37 @@ from smimbench.theory import (
     prior_moments,
     scores,
 )
-from smimbench_attention.algorithms.gamp.mismatched import ACCURACY, SMALLEST_QHAT, OrderParameters, sampled_step
+from smimbench_attention.algorithms.gamp.assumed import Lost, Orders, Recursion
+
+UNKNOWN = "its trajectory from a random start is not known: it changes with the points that it is sampled with"
+
+
+class PathAccuracy(NamedTuple):
+    """Numerical settings of a trajectory.
+
+    Attributes
+    ----------
+    sets : int
+        Independent sets of points; their spread is the stated error.
+    unknown : float
+        Error, as a fraction of the second moment, above which a trajectory is not shown.
+    arrived : float
+        Distance to the fixed point, as a fraction of the second moment and besides the stated errors, that counts as arrived.
+    iterations : int
+        Most iterations.
+    at_rest, roughly_at_rest : float
+        Relative change that ends a trajectory; the second where the information is sampled.
+    """
+
+    sets: int = 4
+    unknown: float = 0.1
+    arrived: float = 0.01
+    iterations: int = 60
+    at_rest: float = 1e-9
+    roughly_at_rest: float = 1e-5
+
+
+ACCURACY = PathAccuracy()
 
 
 def gamp_theory(
@@ -108,24 +138,25 @@ def _trajectory(
 
     ``V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
     """
-    start = _start(problem, conditions, V)
-    if problem.variances is not None and not start.is_bayes_optimal:
+    if problem.variances is not None and V is not None:
         return "its trajectory from a random start is not known for features with a spectrum"
+    start, T = _start(problem, conditions, V), prior_moments(problem)[0]
+    second = np.diagonal(T)
     steps = min(conditions.iterations or ACCURACY.iterations, ACCURACY.iterations)
-    information = information_along(
-        problem, start.own(problem), start.V, np.asarray(end["overlap"], dtype=float).reshape(start.V.shape)
-    )
-    second = np.diagonal(prior_moments(problem)[0])
     paths: list[list[Overlaps]] = []
     at_rest = True
-    for seed in range(1 if start.is_bayes_optimal else ACCURACY.sets):
-        path, rests = _path(problem, alpha, start, steps, information, seed)
-        paths.append(path)
+    for seed in range(1 if V is None else ACCURACY.sets):
+        step = _line_step(problem, alpha, start, end) if V is None else Recursion(problem, problem, alpha, seed).step
+        try:
+            path, rests = _path(problem, start, steps, step)
+        except (Lost, np.linalg.LinAlgError):
+            return UNKNOWN
+        paths.append([orders.overlaps(T) for orders in path])
         at_rest &= rests
         mse, error, overlap = _summary(problem, paths)
         # Two sets that are far apart will not agree with more of them.
         if not (error < ACCURACY.unknown * second * np.sqrt(ACCURACY.sets / len(paths))).all():
-            return "its trajectory from a random start is not known: it changes with the points that it is sampled with"
+            return UNKNOWN
     there, uncertain = (np.atleast_1d(end[name]) for name in ("mse", "mse_error"))
     if at_rest and (np.abs(mse[-1] - there) > ACCURACY.arrived * second + 4 * (uncertain + error[-1])).any():
         ends = [", ".join(f"{value:.3g}" for value in values) for values in (mse[-1], there)]
@@ -144,64 +175,64 @@ def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host,
     A path at rest stays where it is. One path has no error; numbers that are not finite have an infinite one.
     """
     longest = max(map(len, paths))
-    found = []
+    metrics = []
     for path in paths:
-        whole = [aligned(problem, one) for one in [*path, *path[-1:] * (longest - len(path))]]
-        found.append(scores(Overlaps(*(np.stack(parts) for parts in zip(*whole)))))
-    mse = np.stack([one["mse"] for one in found])
-    overlap = np.mean([one["squared_cosine" if problem.model.rank == "low" else "overlap"] for one in found], axis=0)
-    spread = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse)) if len(mse) > 1 else np.zeros_like(mse[0])
-    return mse.mean(axis=0), np.where(np.isfinite(mse).all(axis=0), spread, np.inf), overlap
+        steps = [aligned(problem, overlaps) for overlaps in [*path, *path[-1:] * (longest - len(path))]]
+        metrics.append(scores(Overlaps(*(np.stack(matrices) for matrices in zip(*steps)))))
+    mse = np.stack([values["mse"] for values in metrics])
+    name = "squared_cosine" if problem.model.rank == "low" else "overlap"
+    overlap = np.mean([values[name] for values in metrics], axis=0)
+    deviation = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse)) if len(mse) > 1 else np.zeros_like(mse[0])
+    return mse.mean(axis=0), np.where(np.isfinite(mse).all(axis=0), deviation, np.inf), overlap
 
 
-def _start(problem: Problem, conditions: Conditions, V: Host | None) -> OrderParameters:
+def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
     """Order parameters of the initial states as D grows.
 
     Their norms differ from the second moment by chance, which the limit does not contain. An informed start enters by its overlap
     with itself. A random one has an overlap with the signal that is chance alone, but grows from there: it is that of the runs.
     """
-    second, known = prior_moments(problem)
-    moved = [aligned(problem, one) for one in conditions.starts]
-    if V is None:
-        if not moved or conditions.start != "informed":
-            return OrderParameters.bayes_optimal(second - known)
-        norms = [np.sqrt(np.diagonal(second) / np.diagonal(np.asarray(one.truth, dtype=float))) for one in moved]
-        own = [norm[:, None] * np.asarray(one.own, dtype=float) * norm for norm, one in zip(norms, moved)]
-        return OrderParameters.bayes_optimal(second - np.mean(own, axis=0))
-    own_overlap = second - V
-    cross = np.mean([one.cross for one in moved], axis=0) if moved else own_overlap
-    if problem.channel.symmetry == "signs":
-        cross = np.diag(np.diagonal(cross))  # the rest has either sign, and no mean
-    return OrderParameters(V, second - cross - cross.T + own_overlap, cross.T - own_overlap)
+    second, bottom = prior_moments(problem)
+    starts = [aligned(problem, overlaps) for overlaps in conditions.starts]
+    if V is not None:
+        Q = second - V
+        M = np.mean([overlaps.cross for overlaps in starts], axis=0) if starts else Q
+        if problem.channel.symmetry == "signs":
+            M = np.diag(np.diagonal(M))  # the rest has either sign, and no mean
+        return Orders(M, Q, V)
+    if not starts or conditions.start != "informed":
+        return Orders.bayes_optimal(second, second - bottom)
+    own = []
+    for overlaps in starts:
+        norm = np.sqrt(np.diagonal(second) / np.diagonal(np.asarray(overlaps.truth, dtype=float)))
+        own.append(norm[:, None] * np.asarray(overlaps.own, dtype=float) * norm)
+    return Orders.bayes_optimal(second, second - np.mean(own, axis=0))
 
 
-def _path(
-    problem: Problem,
-    alpha: float,
-    at: OrderParameters,
-    steps: int,
-    information: Callable[[Host, Host], Host],
-    seed: int,
-) -> tuple[list[Overlaps], bool]:
-    """Overlaps before the first iteration and after each one, and whether they became stationary."""
-    second = prior_moments(problem)[0]
-    scale = problem.model.kappa * alpha
+def _line_step(problem: Problem, alpha: float, start: Orders, end: dict[str, Any]) -> Callable[[Orders], Orders]:
+    """One iteration on the Bayes-optimal line, on the way from a start to the point where theory ends."""
+    T = prior_moments(problem)[0]
+    information = information_along(problem, start.Q, start.V, np.asarray(end["overlap"], dtype=float).reshape(T.shape))
+
+    def step(at: Orders) -> Orders:
+        Qhat = problem.model.kappa * alpha * information(T - at.V, at.V)
+        return Orders.bayes_optimal(T, overlap_at(problem, Qhat)[1])
+
+    return step
+
+
+def _path(problem: Problem, at: Orders, steps: int, step: Callable[[Orders], Orders]) -> tuple[list[Orders], bool]:
+    """Order parameters before the first iteration and after each one, and whether they became stationary."""
+    second = np.diagonal(prior_moments(problem)[0])
     at_rest = ACCURACY.roughly_at_rest if offers_rough(problem) else ACCURACY.at_rest
-    path = [at.overlaps(problem)]
+    path = [at]
     for _ in range(steps):
-        before = at
-        Qhat = scale * information(second - at.V, at.V)
-        if not at.is_bayes_optimal:
-            Qhat = with_floor(Qhat, SMALLEST_QHAT)
-        matched = OrderParameters.bayes_optimal(overlap_at(problem, Qhat)[1])
-        at = matched if at.is_bayes_optimal else sampled_step(problem, alpha, at, Qhat, matched, seed)
-        path.append(at.overlaps(problem))
-        if not np.isfinite(at.E).all():
-            return path, False
-        if (np.diagonal(at.E) < 1e-13 * np.diagonal(second)).all():  # the signal is known
+        before, at = at, step(at)
+        path.append(at)
+        if (np.diagonal(at.V) < 1e-13 * second).all():  # the signal is known
             return path, True
-        pairs = ((before.own(problem), at.own(problem)), (before.E, at.E), (before.V, at.V))
-        if all((np.abs(np.diagonal(b - a)) <= at_rest * np.diagonal(b)).all() for a, b in pairs):
+        diagonals = [(np.diagonal(old), np.diagonal(new)) for old, new in zip(before, at)]
+        if all((np.abs(new - old) <= at_rest * np.abs(old)).all() for old, new in diagonals):
             return path, True
     return path, False
 
