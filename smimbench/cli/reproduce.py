@@ -179,7 +179,7 @@ def _print_verdict(console: Console, found: JsonObject) -> None:
         Column("curve", fields="curve", words=True),
         Column("outside", lambda r: f"{r['outside']} of {r['points']}" if r["points"] else ""),
         Column("verdict", fields="verdict", words=True),
-        Column("largest deviation", lambda off: "" if off is None else f"{off:+.4f}", fields="deviation"),
+        Column("largest deviation", lambda off: "" if off is None else f"{off:+z.4f}", fields="deviation"),
         Column("allowed", number, fields="allowed"),
         Column("at", number, fields="at"),
     ]

@@ -3,8 +3,9 @@ r"""Extrapolation of values at several sizes D to infinite size: ``limit + b / D
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,47 @@ REJECTED = 0.01
 OPEN = 0.1
 """Share of the value by which second order may move a limit (one standard deviation). Doubled, limits from sizes of 15 in place
 of 20 are given."""
+
+
+class SizeFit(NamedTuple):
+    """A series ``limit + b / D + c / D^2`` through values at K sizes.
+
+    Attributes
+    ----------
+    coefficients : ndarray (3,)
+        Limit, b and c.
+    errors : ndarray (3, K + 3)
+        Their standard errors, part by part: by every value, then by what is open of every coefficient.
+    laws : ndarray (K, 3)
+        Powers of 1/D.
+    chi2 : float
+        Sum of squares that was minimised.
+    """
+
+    coefficients: Host
+    errors: Host
+    laws: Host
+    chi2: float
+
+
+def fit_sizes(sizes: Host, values: Host, errors: Host, spreads: Sequence[float]) -> SizeFit:
+    r"""Penalised least squares: coefficients are normal variables around 0, as far as they are known.
+
+    .. math:: \min_c \; \sum_k \Big(\frac{y_k - \sum_p c_p D_k^{-p}}{e_k}\Big)^2 + \sum_p \frac{c_p^2}{s_p^2}
+
+    Parameters
+    ----------
+    sizes, values, errors : ndarray (K,)
+        D > 0, y and their standard errors e > 0.
+    spreads : sequence of float (3,)
+        Standard deviations s of limit, b and c; infinite: nothing is known; 0: there is no such term.
+    """
+    laws, free = (1 / sizes)[:, None] ** np.arange(3), np.isinf(spreads)
+    units = np.where(free, 1.0, spreads)
+    matrix = np.vstack([laws * units / errors[:, None], np.diag(1.0 - free)])
+    target, inverse = np.append(values / errors, np.zeros(3)), np.linalg.pinv(matrix)
+    scaled = inverse @ target
+    return SizeFit(units * scaled, units[:, None] * inverse, laws, float(np.sum((matrix @ scaled - target) ** 2)))
 
 
 @dataclass(frozen=True)
@@ -63,14 +105,12 @@ class Extrapolation:
 
 
 def extrapolate(sizes: Any, values: Any, errors: Any, dof: float = math.inf, second: float = SECOND) -> Extrapolation:
-    r"""The limit of values at three or more sizes, by penalised least squares.
-
-    .. math:: y(D) = y_\infty + b / D + c / D^2, \qquad c \sim N(0, s^2)
+    r"""The limit of values at three or more sizes, by ``fit_sizes``.
 
     Three sizes hardly tell c from chance, and a limit without it is biased. It is therefore a random number of the size that
     a series in 1/D lets expect:
 
-    .. math:: s^2 = (y\, \mathrm{second} / 3)^2 + b^2 \min(D_1, |b / y_\infty|)^2
+    .. math:: s_2^2 = (y\, \mathrm{second} / 3)^2 + b^2 \min(D_1, |b / y_\infty|)^2
 
     with the larger of the limit and the value at the smallest size D_1 for y. Values that are precise enough tell c themselves.
 
@@ -107,44 +147,20 @@ def extrapolate(sizes: Any, values: Any, errors: Any, dof: float = math.inf, sec
         raise ValueError(f"three or more different sizes are needed, got {D.tolist()}")
     if not (np.isfinite(e).all() and (e > 0).all()):
         raise ValueError(f"standard errors must be > 0 and finite, got {e.tolist()}")
-    smallest, at_smallest = float(D.min()), abs(float(y[np.argmin(D)]))
-    laws, spread, used = (smallest / D[:, None]) ** np.arange(3), 0.0, 0.0
+    smallest, at_smallest, allowance = float(D.min()), abs(float(y[np.argmin(D)])), 0.0
     for _ in range(3):  # at first by 1/D alone: what follows it is of the size of its square
-        solve = penalised(laws, e, [math.inf, math.inf, spread])
-        found = limit, b, c = solve[:, : len(D)] @ (y / e)
-        used, size = spread, max(abs(limit), at_smallest)
-        spread = math.hypot(size * second / 3 / smallest**2, b * b / max(abs(limit), abs(b), 1e-300))
-    error, coefficient_error = (float(np.linalg.norm(solve[k])) for k in (0, 1))
-    chi2, free = float(np.sum(((laws @ found - y) / e) ** 2) + (c / (used or 1.0)) ** 2), len(D) - 2
+        fit = fit_sizes(D, y, e, (math.inf, math.inf, allowance))
+        limit, b, c = fit.coefficients.tolist()
+        size = max(abs(limit), at_smallest)
+        allowance = math.hypot(size * second / 3, b * b / max(abs(limit), abs(b) / smallest, 1e-300))
+    free = len(D) - 2
+    error, b_error, _ = np.linalg.norm(fit.errors, axis=1).tolist()
+    p = float(chdtrc(free, fit.chi2) if math.isinf(dof) else fdtrc(free, dof, fit.chi2 / free))
+    is_open = abs(fit.errors[0, -1]) > OPEN * size
+    refusal = "no series in 1/D" if p < REJECTED else "sizes too small" if is_open else ""
     # Only the part of the error that is chance rests on the runs (Welch and Satterthwaite).
-    chance = float(np.linalg.norm(solve[0, : len(D)]))
-    p = float(chdtrc(free, chi2) if math.isinf(dof) else fdtrc(free, dof, chi2 / free))
-    refusal = "no series in 1/D" if p < REJECTED else "sizes too small" if abs(solve[0, -1]) > OPEN * size else ""
-    return Extrapolation(
-        float(limit), error, dof * (error / chance) ** 4, float(b * smallest), coefficient_error * smallest,
-        float(c * smallest**2), chi2, free, p, refusal,
-    )  # fmt: skip
-
-
-def penalised(laws: Host, errors: Host, spreads: Any) -> Host:
-    r"""Penalised least squares: the matrix (P, K + P) that takes values / errors (K,) and P zeros to the coefficients.
-
-    .. math:: \min_c \; \sum_k ((y_k - \sum_p A_{kp} c_p) / e_k)^2 + \sum_p (c_p / s_p)^2
-
-    Its rows times one another are the covariance of the coefficients; its last P columns are what the penalties add to it.
-
-    Parameters
-    ----------
-    laws : ndarray (K, P)
-        A.
-    errors : ndarray (K,)
-        Standard errors e of the values y.
-    spreads : array_like (P,)
-        Standard deviations s that are known beforehand; infinite: nothing is; 0: the coefficient is 0.
-    """
-    free = np.isinf(spreads)
-    units = np.where(free, 1.0, spreads)
-    return units[:, None] * np.linalg.pinv(np.vstack([laws * units / errors[:, None], np.diag(1.0 - free)]))
+    dof *= (error / float(np.linalg.norm(fit.errors[0, :-3]))) ** 4
+    return Extrapolation(limit, error, dof, b, b_error, c, fit.chi2, free, p, refusal)
 
 
 def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float]:

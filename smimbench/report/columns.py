@@ -74,7 +74,7 @@ def seconds(value: float | None) -> str:
 
 def signed(value: float | None, form: str, large: float, form_of_large: str) -> str:
     """A number with its sign, in another format from ``large`` on; blank for none."""
-    return "" if value is None else format(value, "+" + (form if abs(value) < large else form_of_large))
+    return "" if value is None else format(value, "+z" + (form if abs(value) < large else form_of_large))
 
 
 def marked_z(z: float | None, n: int | None) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from smimbench.files import JsonObject
 from smimbench.interfaces import Host
-from smimbench.numerics.size_laws import SECOND, penalised, pooled_errors
+from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.report.prediction import FINITE
 
 LIMIT = "limit"
@@ -69,17 +69,17 @@ def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
         return {}
     sizes = np.array([one.dimension for one in measured], dtype=float)
     counts, values = [len(one.runs) for one in measured], [np.array([*one.runs.values()]) for one in measured]
-    laws, fitted = np.stack([1 / sizes, sizes**-2.0], axis=1), []
+    fitted = []
     for p in range(len(measured[0].limit)):
         limits = np.array([one.limit[p] for one in measured])
         excess = np.array([value[:, p].mean() for value in values]) - limits
         errors = pooled_errors(sizes, [value[:, p].std(ddof=1) for value in values], counts)[0]
         errors = np.maximum(errors, 1e-6 * limits)
-        solve = laws @ penalised(laws, errors, [np.inf, SECOND / 3 * limits.max()])
-        value = limits + solve[:, : len(sizes)] @ (excess / errors)
+        fit = fit_sizes(sizes, excess, errors, (0.0, np.inf, SECOND / 3 * limits.max()))
         # Runs further above did not reach the optimum; taken as it, their ratio to it would always be 1.
         most = limits * (1 + 2 * (FINITE["lower"] / sizes + SECOND / sizes**2))
-        fitted.append((np.clip(value, 1e-3 * limits, most), np.linalg.norm(solve, axis=1)))
+        value = np.clip(limits + fit.laws @ fit.coefficients, 1e-3 * limits, most)
+        fitted.append((value, np.linalg.norm(fit.laws @ fit.errors, axis=1)))
     found, source = {}, f"runs of {measured[0].algorithm}"
     for k, one in enumerate(measured):
         value, error = (np.array([part[k] for part in parts]) for parts in zip(*fitted))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.files import JsonObject
-from smimbench.numerics.size_laws import SECOND, penalised, pooled_errors
+from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.numerics.statistics import normal_score, quantile
 from smimbench.registry.metrics import find_metric
 from smimbench.report.labels import grouped, place
@@ -100,22 +100,23 @@ def deviation(
     points = [point for point in points if len(point.values) > 1]
     if sum(len(point.values) for point in points) < FEWEST:
         return None
-    inverse = 1 / np.array([point.dimension for point in points], dtype=float)
+    sizes = np.array([point.dimension for point in points], dtype=float)
+    inverse = 1 / sizes
     rests = _less_teachers(points)
     means = np.array([rest.mean() for rest in rests])
     spreads = [rest.std(ddof=1) for rest in rests]
-    errors, dof = pooled_errors(1 / inverse, spreads, [len(rest) for rest in rests])
+    errors, dof = pooled_errors(sizes, spreads, [len(rest) for rest in rests])
     errors = np.hypot(np.maximum(errors, 1e-6), max(point.error / point.unit for point in points))
     known = (coefficient or 0.0) / np.array([point.unit for point in points])
     means = means - known * inverse
     loose = allowed if coefficient is None else 0.0
-    laws = inverse[:, None] ** np.arange(3)
-    solve = penalised(laws, errors, [math.inf, loose / 3, SECOND / 3])[:, : len(points)]
-    value, b, _ = (float(one) for one in solve @ (means / errors))
-    first, second = np.abs(solve[0] / errors @ laws)[1:]
+    fit = fit_sizes(sizes, means, errors, (math.inf, loose / 3, SECOND / 3))
+    value, b, _ = fit.coefficients.tolist()
+    chances = fit.errors[0, :-3]
+    _, first, second = np.abs(chances / errors @ fit.laws).tolist()
     finite = float(loose * first + (SECOND + (np.abs(known).max() + b) ** 2) * second) + RESOLUTION
     finite += (max(scatter, spreads[int(np.argmin(inverse))] ** 2 / inverse.min()) / SCATTER) ** 3
-    return Deviation(value, float(np.linalg.norm(solve[0])), dof, finite)
+    return Deviation(value, float(np.linalg.norm(chances)), dof, finite)
 
 
 def _scatter(points: Sequence[Point], direction: str) -> float:

@@ -320,4 +320,4 @@ NAMED = 10
 
 
 def _time(after: float, change: float | None) -> str:
-    return "" if change is None else f"{seconds(after)} {change:+.0f}%"
+    return "" if change is None else f"{seconds(after)} {change:+z.0f}%"

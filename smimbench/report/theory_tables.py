@@ -194,7 +194,7 @@ def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]
         worst = max(rows, key=lambda row: abs(row["z"] or 0.0))
         summary = (
             f"{len(rows)} numbers against plain draws: rms z {math.sqrt(sum(v * v for v in z) / len(z)):.2f}, "
-            f"largest {worst['z'] or 0.0:+.2f} ({_quantity(worst)} at alpha = {worst['alpha']:.5g})"
+            f"largest {worst['z'] or 0.0:+z.2f} ({_quantity(worst)} at alpha = {worst['alpha']:.5g})"
         )
         if few := sum(row["z"] is None for row in rows):
             summary += f"; {few} not decided, because too few draws meet a jump of the labels"
@@ -220,7 +220,7 @@ def _z(row: JsonObject) -> str:
         return "few"
     if row["bound"] and not row["z"]:
         return "holds"
-    return f"{row['z']:+.2f}" + (" !" if abs(row["z"]) > LARGEST_Z else "")
+    return f"{row['z']:+z.2f}" + (" !" if abs(row["z"]) > LARGEST_Z else "")
 
 
 def _quantity(row: JsonObject) -> str:

@@ -230,7 +230,7 @@ def prediction_cell(one: JsonObject) -> str:
 
 def _share(value: float) -> str:
     """A relative deviation to two digits."""
-    return f"{value:+.0%}" if abs(value) >= 0.095 else f"{value:+.1%}"
+    return f"{value:+z.0%}" if abs(value) >= 0.095 else f"{value:+z.1%}"
 
 
 def _how_far(one: JsonObject) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smimbench.api import run
-from smimbench.report.columns import number, seconds, uncertain
+from smimbench.report.columns import marked_z, number, seconds, uncertain
 from smimbench.report.results import Results
 from smimbench.report.rows import draws_fresh
 from smimbench.report.statistics import against_theory, ratio_to_bayes, time_near
@@ -258,3 +258,7 @@ def test_a_screen_shows_the_largest_dimension_and_full_shows_all():
         assert "1 of 3 rows; --full shows all" in " ".join(short.split())
         assert "--full" not in long
     assert ", D = 200" in printed(error_tables(rows, full=False))
+
+
+def test_a_sign_is_not_that_of_rounding():
+    assert [marked_z(z, 8) for z in (-1e-15, 1e-15, -0.04, -0.06)] == ["+0.0", "+0.0", "+0.0", "-0.1"]
