@@ -378,22 +378,22 @@ def _ridge(problem: Problem, assumed: Problem, alpha: float) -> tuple[Orders, Me
     ValueError
         Without an assumed noise, where there are just as many labels as directions.
     """
-    noises = noise_of_identity(problem), noise_of_identity(assumed)
+    true, wrong = noise_of_identity(problem), noise_of_identity(assumed)
     (T, mean), (second, known) = prior_moments(problem), prior_moments(assumed)
     size, one = float(second[0, 0]), np.eye(len(second))
-    if noises[0] is None or noises[1] is None or mean.any() or known.any() or not np.allclose(second, size * one):
+    if true is None or wrong is None or mean.any() or known.any() or not np.allclose(second, size * one):
         return None
     R, Qhat = monte_carlo_rng("wrong assumptions: denoiser").standard_normal((len(T), 64)), 0.7 * one
     if not np.allclose(assumed.prior.denoise(R, Qhat).estimate, R * size * 0.7 / (1 + size * 0.7), rtol=0, atol=1e-9):
         return None
-    true, wrong = (float(noise.mean()) * one for noise in noises)
-    sites, penalty = problem.model.sites, wrong[0, 0] / size
-    M, Q = ridge_overlaps(T, true, alpha * sites, penalty)[1:]
-    claimed = ridge_overlaps(second, wrong, alpha * sites, penalty)
+    noise, assumed_noise, sites = true.mean() * one, wrong.mean() * one, problem.model.sites
+    penalty = float(wrong.mean()) / size
+    M, Q = ridge_overlaps(T, noise, alpha * sites, penalty)[1:]
+    claimed = ridge_overlaps(second, assumed_noise, alpha * sites, penalty)
     V = claimed.truth - 2 * claimed.cross + claimed.own + KNOWN * one
-    gain = np.linalg.inv(V + wrong)
+    gain = np.linalg.inv(V + assumed_noise)
     told = problem.model.kappa * alpha * sites * gain
-    return Orders(M, Q, V), Message(told, told, told @ (T - M - M.T + Q + true) @ gain)
+    return Orders(M, Q, V), Message(told, told, told @ (T - M - M.T + Q + noise) @ gain)
 
 
 def _prediction(

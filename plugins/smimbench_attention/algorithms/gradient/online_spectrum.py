@@ -166,7 +166,8 @@ def draw_signs(
         residuals, towards = triangle(covariance) @ wishart, root @ u
         fresh = rng.standard_normal(u.shape)
         fresh -= fresh @ turned(towards) @ np.linalg.inv(one + np.sqrt(noise) * root) @ towards
-        return 2 / (rule.fraction * np.sqrt(D)) * residuals @ (turned(residuals) @ root @ towards + fresh) * scale
+        product: Host = residuals @ (turned(residuals) @ root @ towards + fresh) * scale
+        return 2 / (rule.fraction * np.sqrt(D)) * product
 
     vectors, kept = begin, []
     for step in range(int(wanted[-1]) + 1):
