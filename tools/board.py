@@ -18,7 +18,8 @@ from smimbench.report.board import obstacle
 from smimbench.report.charts import Chart, Panel, Series, save
 from smimbench.report.columns import number, ratio_words, seconds, statuses
 from smimbench.report.labels import grouped
-from smimbench.report.packed import packed_under, read_packed
+from smimbench.report.packed import packed_under, read_pack, read_packed
+from smimbench.report.stored_table import UNVERIFIABLE
 from smimbench.report.style import looks
 from smimbench.report.text_files import markdown_table
 from smimbench.report.verdict import prediction_cell, verdicts
@@ -46,11 +47,13 @@ To submit a contender, run a suite and pack its results into a file that a pull 
 ```sh
 smimbench tune mine.toml
 smimbench run mine.toml
-smimbench submit mine.toml --by "A. Name" --output results/board/mine.json
-smimbench verify results/board/mine.json --cells 3
+smimbench submit mine.toml --by "A. Name" --output results/board/mine.json.gz
+smimbench verify results/board/mine.json.gz --cells 3
 ```
 
-The file holds all that is needed to run its cells again: the suite, values of all runs, versions, hashes of code and searches.
+The file holds all that is needed to run its cells again: the suite, the records of all runs but for their trajectories, theory,
+versions, hashes of code and searches. Rows are made from these when the file is read, where the package of the contender is
+installed.
 The last command solves theory again and compares three cells; the pull request does the same with others. A row is not on the
 board if others cannot run it again: smimbench had changes that no commit has, a plugin is no installed package, the backend is
 not numpy, or a clock ended some runs.
@@ -71,7 +74,7 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
     """
     found: dict[str, JsonObject] = {}
     for path in paths:
-        document, shared = read_packed(path, exactly=True)
+        document, shared, _ = read_packed(path)
         rows = [row for row in document["rows"] if not obstacle(row, shared)]
         for verdict in verdicts(rows):
             inside = [
@@ -192,22 +195,23 @@ def chart(path: Path) -> Chart:
             Panel(contest.replace(", alpha", ",\nalpha ="), "CPU seconds per run", "error / optimal",
                   [Series("Bayes-optimal", best), *series], x="cpu_seconds", xlog=True, ylog=True)
         )  # fmt: skip
-    document, _ = read_packed(path, exactly=True)
+    document, *_ = read_packed(path)
     return Chart("board", document["title"], panels)
 
 
 def packages(path: Path) -> list[str]:
     """Packages of third parties in the words of pip: the example of this checkout, or what an index has."""
-    found = read_packed(path)[1].get("packages", {})
+    found = read_pack(path)["run"].get("packages", {})
     examples = {name: ROOT / "plugins" / "examples" / name for name in found}
     return [str(examples[name]) if examples[name].is_dir() else f"{name}=={version}" for name, version in found.items()]
 
 
 def absent(path: Path) -> list[str]:
     """One line for each row of a file that is not on the board."""
-    document, shared = read_packed(path, exactly=True)
+    document, shared, remarks = read_packed(path)
     reasons = {f"{row['problem']}: {row['algorithm']}": obstacle(row, shared) for row in document["rows"]}
-    return [f"{path}: {where} is not on the board: {why}" for where, why in reasons.items() if why]
+    lines = [f"{where} is not on the board: {why}" for where, why in reasons.items() if why]
+    return [f"{path}: {line}" for line in (*lines, *(one for one in remarks if one != UNVERIFIABLE))]
 
 
 def main(words: Sequence[str]) -> list[str]:

@@ -180,7 +180,7 @@ def make(name: str) -> None:
     smimbench("run", name, *options(name), "--results", str(WORK), "--workers", "1", "--no-figure", "--quiet")
     file = FOLDER / f"{name}.json"
     smimbench("show", name, *options(name), "--results", str(WORK), "--quiet", "--json", "--pack", str(file))
-    document, shared = read_packed(file)
+    document, shared, _ = read_packed(file)
     records = Store(WORK / name).load().values()
     seconds = sum((record.get("timing") or {}).get("cpu_seconds") or 0.0 for record in records)
     (FOLDER / f"{name}.md").write_text(page(name, document, shared, draw(name), seconds), encoding="utf-8")

@@ -121,7 +121,8 @@ def _nothing_of(request: Request, results: Results) -> str:
 
 def kept_document(request: Request, reason: str) -> tuple[JsonObject, Path] | None:
     """Stored table and its folder, with a remark, of a finished run whose suite cannot be read because an item is missing."""
-    from smimbench.report.packed import TABLE, read_packed
+    from smimbench.report.packed import read_packed
+    from smimbench.report.stored_table import TABLE
     from smimbench.run.store import settings_under
     from smimbench.suite import SuiteError
 
@@ -132,7 +133,7 @@ def kept_document(request: Request, reason: str) -> tuple[JsonObject, Path] | No
     if path.suffix == ".toml" and unless(ValueError, read_text, path) != found[0].shared["text"]:
         return None
     try:
-        document, _ = read_packed(found[0].folder / TABLE)
+        document, *_ = read_packed(found[0].folder / TABLE)
     except SuiteError:  # there is none that can be trusted
         return None
     written = time.strftime("%Y-%m-%d %H:%M", time.localtime(found[0].shared.get("written", 0)))
@@ -155,12 +156,12 @@ def compare_with(document: JsonObject, name: str | None) -> None:
 def present(results: Results, request: Request, *, figure: bool, against: str | None) -> int:
     """Keep the table of a run, print its verdict (or JSON), draw the error, and return the exit code."""
     from smimbench.cli.progress import theory_progress
-    from smimbench.report.packed import TABLE, write_packed
+    from smimbench.report.stored_table import TABLE, write_table
     from smimbench.run.store import Store
 
     with theory_progress(results.suite, results.cache, silent=request.silent):
         document = results.document()
-    write_packed(results.folder / TABLE, document, Store(results.folder).read_shared())
+    write_table(results.folder / TABLE, document, Store(results.folder).read_shared())
     try:
         compare_with(document, against)
     except click.BadParameter as error:  # said, but no reason to hide what was run

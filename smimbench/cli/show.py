@@ -266,7 +266,7 @@ def _draw_theory(
     flag("The tables of contenders in LaTeX, with booktabs.", "--latex"),
     several("Show these backends only.", "NAME", "--backend", "backends"),
     option(
-        "Also write the table, and what it was made with, into one file that show and compare read.",
+        "Also write all records, and the theory of the table, into one file that show and compare read (.gz: compressed).",
         "--pack",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
@@ -295,14 +295,13 @@ def show(
     """
     from smimbench.report import text_files
     from smimbench.report.columns import latex_table
-    from smimbench.report.packed import write_packed
     from smimbench.report.tables import contender_tables
 
     if request.as_json + as_csv + markdown + latex > 1:
         raise click.UsageError("choose one of --json, --csv, --markdown and --latex")
     document, shared, folder, results = _table_of(request, backends)
     if pack is not None:
-        write_packed(pack, document, shared)
+        _write_pack(pack, results, shared)
     rows, limits = document["rows"], document["extrapolated"]
     if as_csv or markdown:
         print_data((text_files.as_csv if as_csv else text_files.as_markdown)(rows, limits))
@@ -321,17 +320,27 @@ def show(
     return code
 
 
+def _write_pack(path: Path, results: Results | None, shared: JsonObject) -> None:
+    from smimbench.report.packed import write_packed
+
+    if results is None:
+        raise click.UsageError("--pack needs the results and plugins themselves, not only their table")
+    write_packed(path, results, shared)
+
+
 def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, JsonObject, Path, Results | None]:
     """The table, ``run.json``, location and, unless only the table is there, results of what was asked for."""
-    from smimbench.report.packed import read_packed
+    from smimbench.report.packed import is_packed, read_packed
     from smimbench.run.store import Store
     from smimbench.suite import SuiteError
 
     path = Path(request.name)
-    if path.suffix == ".json" and path.is_file():
+    if is_packed(path):
         if request.overrides or request.only or backends:
             raise click.UsageError(f"{path} is a finished table: --set, --add, --only and --backend cannot change it")
-        return *read_packed(path), path, None
+        document, shared, remarks = read_packed(path)
+        request.remark(f"{path}: {remark}" for remark in remarks)
+        return document, shared, path, None
     try:
         results = stored_results(request, backends)
         table = results.document()
@@ -370,13 +379,13 @@ def report(request: Request, output: Path) -> int:
 
 def _runs_in(path: Path) -> dict[tuple[str, str], Path]:
     """All runs in a results folder, or files of packed results, by suite and options."""
-    from smimbench.report.packed import packed_under, read_packed
+    from smimbench.report.packed import packed_under, read_pack
     from smimbench.run.store import settings_under, why_none, words_of
 
     found = {(one.suite, one.words): one.folder for one in settings_under(path)}
     for file in packed_under(path) if not found else ():
-        document, shared = read_packed(file)
-        found[document["suite"], words_of(shared)] = file
+        shared = read_pack(file)["run"]
+        found[shared["suite"], words_of(shared)] = file
     if not found:
         raise click.UsageError(f"{path}: {why_none(path)}, and there are no packed results there")
     return found

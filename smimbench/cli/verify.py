@@ -24,7 +24,11 @@ from smimbench.cli.options import (
 from smimbench.cli.results import remark_missing_theory, stored_results
 
 if TYPE_CHECKING:
+    from smimbench.report.results import Results
     from smimbench.run.verification import Verification
+
+LISTED = 20
+"""Missing files that a terminal lists; doubled, a run that was stopped early takes two screens. ``--json`` has all."""
 
 
 @command(
@@ -38,99 +42,164 @@ if TYPE_CHECKING:
 def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     """Check every byte of stored results, solve their theory again, and run a sample of cells again.
 
-    SUITE|DIR may be a packed file, too. What does not agree is named, one line each; the exit code is then 1. Nothing is written.
+    SUITE|DIR may be a packed file, too. What does not agree and what is missing is named, one line each; the exit code is then 1.
+    Nothing is written.
     """
-    path = Path(request.name)
-    packed = path.suffix == ".json" and path.is_file()
-    check = _verified_pack if packed else _verified_folder
-    found = check(request, cells, seed, theory=not no_theory)
-    wrong = [line for one in found.values() for line in one.wrong]
+    from smimbench.report.packed import is_packed
+    from smimbench.run.verification import NOT_VERIFIED
+
+    check = _verified_pack if is_packed(Path(request.name)) else _verified_folder
+    parts = check(request, cells, seed, theory=not no_theory)
+    wrong = [line for part in parts.values() for line in part.wrong]
+    missing = [line for part in parts.values() for line in part.missing]
     if request.as_json:
-        remarks = {name: one.remarks for name, one in found.items() if one.remarks}
-        print_json({"checked": {name: one.checked for name, one in found.items()}, "wrong": wrong, "remarks": remarks})
+        remarks = {name: part.remarks for name, part in parts.items() if part.remarks}
+        checked = {name: part.checked for name, part in parts.items()}
+        print_json(
+            {"checked": checked, "wrong": wrong, "missing": missing, "remarks": remarks, "not_verified": NOT_VERIFIED}
+        )
     else:
         console = make_console()
-        for line in wrong:
+        more = [f"... and {len(missing) - LISTED} more are missing (--json lists all)"] * (len(missing) > LISTED)
+        for line in (*wrong, *missing[:LISTED], *more):
             console.print(line, style="red", soft_wrap=True, markup=False)
-        for name, one in found.items():
-            result = f"{len(one.wrong)} do not agree" if one.wrong else "all agree"
-            console.print("; ".join([f"{one.checked} {name}: {result}", *one.remarks]), soft_wrap=True, markup=False)
-    return NOT_OK if wrong else OK
+        for name, part in parts.items():
+            outcome = f"{len(part.wrong)} do not agree" if part.wrong else "all agree"
+            absent = [f"{len(part.missing)} are missing"] if part.missing else []
+            line = "; ".join([f"{part.checked} {name}: {outcome}", *absent, *part.remarks])
+            console.print(line, soft_wrap=True, markup=False)
+        console.print(f"not verified: {NOT_VERIFIED}", soft_wrap=True, markup=False)
+    return NOT_OK if wrong or missing else OK
 
 
 def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -> dict[str, Verification]:
-    from smimbench.report.packed import TABLE, packed_under, verified_files
-    from smimbench.run.external import scores_of
-    from smimbench.run.store import theory_folder
+    from smimbench.report.packed import packed_under, read_packed, verified_files
+    from smimbench.report.results import Results
+    from smimbench.report.stored_table import TABLE, verified_table
+    from smimbench.run.store import Store, settings_folder, theory_folder
+    from smimbench.run.theory_cache import StoredTheory
     from smimbench.run.tuning import tuning_store
-    from smimbench.run.verification import Verification, choices, files, rerun, stored_theory
+    from smimbench.run.verification import choices, files, shared_documents
 
     suite = request.suite()
     store = request.store(suite)
-    records = store.load()
-    found = {"files": files(store)}
-    if (scores := files(scores_of(store))).checked or scores.wrong:
-        found["scores"] = scores
+    folder = settings_folder(suite, store)
+    if chosen := Store(folder).read_shared().get("choices"):
+        suite = suite.with_choices({"choices": chosen})
+    parts = {"files": files(store)}
+    documents = shared_documents(suite, folder)
+    (parts["files"].wrong if (folder / "run.json").exists() else parts["files"].missing).extend(documents)
+    results = Results(suite, store, (), StoredTheory(theory_folder(store)))
+    parts |= _verified_scores(results)
     trials, stored_choices = files(tuning_store(store)), tuning_store(store).folder / "choices"
-    if trials.checked or trials.wrong or any(stored_choices.glob("[!.]*.json")):
-        found |= {"trials": trials, "choices": choices(suite, store)}
-    paths = sorted({*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")})
-    if (tables := verified_files(paths)).checked:
-        found["tables"] = tables
+    if trials.checked or trials.wrong or any(stored_choices.glob("[!.]*.json")) or suite.choices:
+        parts |= {"trials": trials, "choices": choices(suite, store)}
+    tables = sorted({*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")})
+    if (written := verified_files(tables)).checked:
+        parts["tables"] = written
+    if (table := folder / TABLE) in tables and not written.wrong:
+        written.wrong += verified_table(table, read_packed(table).document, results.document())
+    elif table not in tables and results.pairs:
+        parts["files"].remarks.append(f"{table} is missing; the same 'smimbench run' writes it again")
     if packs := packed_under(store.folder.parent):
-        found["packs"] = verified_files(packs)
-    backends = sorted({record["cell"]["backend"] for record in records.values()})
-    known = [cell for backend in backends for cell in suite.cells(backend)]
-    keys = {cell.key for cell in known}
-    if unasked := sum(record["key"] not in keys for record in records.values()):
-        found["files"].remarks.append(f"{unasked} records that the suite does not ask for are in no table")
-    found |= stored_theory(suite, theory_folder(store), solve=theory)
-    found["cells run again"] = rerun(known, store, count=cells, seed=seed)
-    if not found["cells run again"].checked and cells and records:
-        found["cells run again"] = Verification(remarks=["no stored cell can be run again"])
-    return found
+        parts["packs"] = verified_files(packs)
+    if results.cache.is_missing:
+        parts["files"].missing.append("not all theory of this is stored; 'smimbench theory' solves it")
+    _add_missing(parts["files"], results)
+    return parts | _verified_runs(results, theory_folder(store), cells, seed, theory=theory)
+
+
+def _verified_scores(results: Results) -> dict[str, Verification]:
+    from smimbench.run.external import scores_of
+    from smimbench.run.verification import files
+
+    scores = files(scores_of(results.store))
+    return {"scores": scores} if scores.checked or scores.wrong else {}
+
+
+def _add_missing(part: Verification, results: Results) -> None:
+    """Name the records that the suite asks for and are not there, and count those that it does not ask for."""
+    from smimbench.run.verification import missing_records
+
+    keys = {cell.key for cell in results.cells}
+    part.missing += missing_records(results.cells, results.store)
+    if unasked := sum(record["key"] not in keys for record in results.records.values()):
+        part.remarks.append(f"{unasked} records that the suite does not ask for are in no table")
+
+
+def _verified_runs(
+    results: Results, folder: Path | None, count: int, seed: int, *, theory: bool, trajectories: bool = True
+) -> dict[str, Verification]:
+    """Theory in a folder, solved again, and a sample of the records, run again."""
+    from smimbench.run.verification import rerun, stored_theory
+
+    assert folder is not None
+    runs = rerun(results.cells, results.store, count=count, seed=seed, trajectories=trajectories)
+    if not runs.checked and count and results.records:
+        runs.remarks.append("no stored cell can be run again")
+    return {**stored_theory(results.suite, folder, solve=theory), "cells run again": runs}
 
 
 def _verified_pack(request: Request, cells: int, seed: int, *, theory: bool) -> dict[str, Verification]:
+    from smimbench.report import stored_table
     from smimbench.report.board import verified
-    from smimbench.report.packed import read_packed, verified_files, verify_packed
+    from smimbench.report.packed import read_pack, read_packed, unpacked, verified_files
     from smimbench.suite.reader import parse_suite
 
     if request.overrides or request.only:
         raise click.UsageError(f"{request.name} is a finished table: --set, --add and --only cannot change it")
     path = Path(request.name)
-    found = {"packs": verified_files([path])}
-    if found["packs"].wrong:
-        return found
-    document, shared = read_packed(path)
-    given = shared.get("overrides", []), shared.get("only", [])
-    suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *given, stored=True).with_choices(shared)
-    if "by" in shared:
-        found["rows that can be run again"] = verified(path, document["rows"], shared, suite)
-    return found | verify_packed(path, document["rows"], shared, suite, cells=cells, seed=seed, theory=theory)
+    parts = {"packs": verified_files([path])}
+    if parts["packs"].wrong:
+        return parts
+    pack = read_pack(path)
+    shared = pack["run"]
+    if pack["packed"] == stored_table.FORMAT:
+        changes = shared.get("overrides", []), shared.get("only", [])
+        suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *changes, stored=True)
+        rows = read_packed(path)[0]["rows"]
+        suite = suite.with_choices(shared)
+        parts["cells run again"] = stored_table.rerun_values(path, rows, shared, suite, count=cells, seed=seed)
+        return parts
+    submitted = "by" in shared
+    with unpacked(path, pack) as results:
+        _add_missing(parts["packs"], results)
+        results.document()
+        if results.cache.is_missing:
+            parts["packs"].missing.append(f"{path}: not all theory of its rows is there")
+        parts |= _verified_scores(results)
+        if submitted:
+            parts["contenders that others can run again"] = verified(path, results.rows, shared, results.suite)
+        parts |= _verified_runs(results, results.cache.folder, cells, seed, theory=theory, trajectories=not submitted)
+        temporary = f"{results.store.folder.parent}/"
+    for part in parts.values():
+        for lines in (part.wrong, part.missing, part.remarks):
+            lines[:] = [line.replace(temporary, f"{path}: ") for line in lines]
+    return parts
 
 
 @command(
     SUITE_OR_FOLDER,
     option("Who submits it.", "--by", required=True, metavar="NAME"),
-    output_option("The file to write: results/board/NAME.json in a checkout of smimbench."),
+    output_option("The file to write: results/board/NAME.json.gz in a checkout of smimbench."),
     RESULTS,
 )
 def submit(request: Request, by: str, output: Path) -> int:
     """Pack the results of a finished suite for the board.
 
-    The file has rows, values of all runs, versions, hashes of code and searches. Rows that nobody else can run again are left
-    out. A pull request adds it to results/board, where some of its cells are run again.
+    The file has records without their trajectories, theory, versions, hashes of code and searches; rows are made from them. Rows
+    that nobody else can run again are left out. A pull request adds it to results/board, where some of its cells are run again.
     """
     from smimbench.report.board import submission
     from smimbench.report.packed import write_packed
     from smimbench.run.store import Store
 
     results = stored_results(request)
-    document, shared, left_out = submission(results, Store(results.folder).read_shared(), by)
+    shared, left_out = submission(results, Store(results.folder).read_shared(), by)
     remark_missing_theory(results, request)
-    write_packed(output, document, shared)
-    request.remark(f"{where} is left out: {why}" for where, why in left_out.items())
+    write_packed(output, results, shared, left_out=left_out, trajectories=False)
+    request.remark(f"{problem}: {algorithm} is left out: {why}" for (problem, algorithm), why in left_out.items())
     if not request.quiet:
-        click.echo(f"wrote {output}: {len(document['rows'])} rows; to see whether they hold: smimbench verify {output}")
+        count = sum((row["problem"], row["algorithm"]) not in left_out for row in results.rows)
+        click.echo(f"wrote {output}: {count} rows; to see whether they hold: smimbench verify {output}")
     return OK

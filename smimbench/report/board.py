@@ -1,18 +1,15 @@
-"""Submissions for the board: packed files whose rows anybody can run again. ``tools/board.py`` ranks them."""
+"""Submissions for the board: packs whose rows anybody can run again. ``tools/board.py`` ranks them."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from smimbench.backend.machine import installed
 from smimbench.files import JsonObject, canonical_json
-from smimbench.problem.problem import without
 from smimbench.report.labels import grouped
-from smimbench.report.stored_table import with_summaries
 from smimbench.run.record import digest_of, plain
 from smimbench.run.tuning import read_choice, searches
-from smimbench.run.verification import Verification, differences
+from smimbench.run.verification import Verification
 from smimbench.suite import SuiteError
 from smimbench.suite.schema import ORACLE
 
@@ -64,81 +61,67 @@ def _third_party(identity: Any) -> list[JsonObject]:
     return [identity, *inner] if "distribution" in identity else inner
 
 
-def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObject, JsonObject, dict[str, str]]:
-    """What ``write_packed`` writes of a finished suite for the board, and why the other rows are not in it, by place.
+def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObject, dict[tuple[str, str], str]]:
+    """``run.json`` of a submission, and why some rows are not in it, by the labels of problem and algorithm.
 
     Raises
     ------
     SuiteError
         If the suite is not finished, its cells are of several versions, or no row can be run again.
     """
-    suite, document = results.suite, results.document()
-    if document["missing"]:
-        raise SuiteError(suite.file, "", f"{document['missing']} cells have not been run")
+    suite = results.suite
+    if missing := results.document()["missing"]:
+        raise SuiteError(suite.file, "", f"{missing} cells have not been run")
     made = {canonical_json(record["versions"]) for _, record in results.pairs}
     if made != {canonical_json(shared["versions"])}:
         raise SuiteError(
             suite.file, "", f"not all cells were made by {shared['versions']}, as run.json says; run them again"
         )
     machines = {record["timing"]["machine"] for _, record in results.pairs}
-    found = [read_choice(search, results.store) for search in searches(suite)]
+    choices = [read_choice(search, results.store) for search in searches(suite)]
+    third_party = [item["distribution"] for row in results.rows for item in _third_party(row["identity"])]
     shared = {
         **shared,
         "by": by,
         "fingerprint": shared["fingerprint"] if machines == {shared["fingerprint"]} else "",
-        "packages": installed(
-            sorted({one["distribution"] for row in results.rows for one in _third_party(row["identity"])})
-        ),
-        "searches": [one for one in found if one],
+        "packages": installed(sorted({*third_party})),
+        "searches": [choice for choice in choices if choice],
     }
-    rows, left_out = [], {}
-    for row in results.rows:
-        if why := obstacle(row, shared):
-            left_out[f"{row['problem']}: {row['algorithm']}"] = why
-        else:
-            rows.append(row)
-    if not rows:
-        where, why = next(iter(left_out.items()))
-        raise SuiteError(suite.file, "", f"no row of it can be run again: {where}: {why}")
-    return with_summaries({**document, "rows": rows}), shared, left_out
+    reasons = {(row["problem"], row["algorithm"]): obstacle(row, shared) for row in results.rows}
+    left_out = {place: reason for place, reason in reasons.items() if reason}
+    if len(left_out) == len(reasons):
+        (problem, algorithm), reason = next(iter(left_out.items()))
+        raise SuiteError(suite.file, "", f"no row of it can be run again: {problem}: {algorithm}: {reason}")
+    return {**shared, "left_out": [list(place) for place in left_out]}, left_out
 
 
 def verified(path: Path, rows: Sequence[JsonObject], shared: JsonObject, suite: Suite) -> Verification:
-    """Check that all rows can be run again by the code that is here, with all runs of the suite and the same settings."""
-    found = Verification()
-    places = grouped(suite.cells("numpy"), lambda cell: cell.place)
-    stored = {digest_of(one): one for one in shared.get("searches", [])}
+    """Check that all rows can be run again by anybody, and that tuned settings are those of the searches in the file."""
+    verification = Verification()
+    stored = {digest_of(search): search for search in shared.get("searches", [])}
     asked = {search.place: plain(search.question) for search in searches(suite)} if stored else {}
-    for row in rows:
-        lines, why = [], obstacle(row, shared)
-        where = f"{row['problem']}: {row['algorithm']} at alpha {row['nominal_alpha']:.5g}, D = {row['dimension']}"
-        cells = places.get((row["problem"], row["algorithm"], row["nominal_alpha"], row["dimension"]))
-        if why:
-            lines.append(f"cannot be run again: {why}")
-        if cells is None:
-            lines.append("the suite has no such cells")
-        else:
-            cell = cells[0]
-            here = without("version", {"problem": cell.problem, "algorithm": cell.described})
-            lines += list(differences(row["identity"], json.loads(canonical_json(here)), 0.0))[:3]
-            lines += list(differences({"settings": row["settings"]}, {"settings": cell.origin}, 0.0))
-            if sum(row["status_counts"].values()) != len(cells):
-                lines.append(f"{sum(row['status_counts'].values())} runs, the suite has {len(cells)}")
-            if not set(row["values"]) <= {f"{cell.seed}/{cell.replicate}" for cell in cells}:
-                lines.append("it has values of runs that the suite does not have")
-            if cell.tuning:
-                question = asked.get(cell.place[:2])
-                lines += _search_mistakes(cell, stored.get(cell.tuning["search"]), question)
-        found.add([f"{path}: {where}: {line}" for line in lines])
-    return found
+    tuned = {cell.place[:2]: cell for cell in suite.cells("numpy") if cell.tuning}
+    for (problem, algorithm), members in grouped(rows, lambda row: (row["problem"], row["algorithm"])).items():
+        reason = obstacle(members[0], shared)
+        lines = [f"cannot be run again: {reason}"] if reason else []
+        if (cell := tuned.get((problem, algorithm))) and cell.tuning:
+            lines += _search_mistakes(cell, stored.get(cell.tuning["search"]), asked.get((problem, algorithm)))
+        verification.add([f"{path}: {problem}: {algorithm}: {line}" for line in lines])
+    return verification
 
 
 def _search_mistakes(cell: Cell, search: JsonObject | None, question: JsonObject | None) -> list[str]:
     if search is None or cell.tuning is None:
         return ["the search that chose its parameters is not in the file"]
-    errors = search["rounds"][-1]["errors"]
+    errors, chosen = search["rounds"][-1]["errors"], search["chosen"]
     best = min((error for error in errors if error is not None), default=None)
     counted = (len(search["trials"]), search["runs"]) == (cell.tuning["trials"], cell.tuning["runs"])
-    if not counted or search["question"] != question or search["algorithm"] != cell.algorithm or best is None:
+    if (
+        not counted
+        or search["question"] != question
+        or search["algorithm"] != cell.algorithm
+        or best is None
+        or chosen not in range(len(errors))
+    ):
         return ["its parameters are not those of the search in the file"]
-    return [] if errors[search["chosen"]] == best else ["the search in the file has a better trial"]
+    return [] if errors[chosen] == best else ["the search in the file has a better trial"]

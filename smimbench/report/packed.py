@@ -1,87 +1,180 @@
-"""Results in one small file: the table of a finished run and its ``run.json``, packed and read back without a rerun; whether they
-are what they say, by their values, by theory that is solved again, and by a sample of cells that are run again.
+"""Packs: the records of a run and the answers of theory that its table needs, in one file (format 3).
+
+Nothing in it is derived: rows are made when it is read, as they are from a folder of results. A file whose name ends with ``.gz``
+is compressed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
-from collections.abc import Iterable, Sequence
+import tempfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
+from pydantic import Field
 
-from smimbench.backend import machine
-from smimbench.files import JsonObject, error_line, printable, read_json, write_atomically
-from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.report.labels import grouped, place
-from smimbench.report.rows import derived
-from smimbench.report.stored_table import FOLLOWS, with_summaries
-from smimbench.run.record import Open, SharedDocument, check_model, digest_of, sealed
-from smimbench.run.theory_cache import TheoryCache
-from smimbench.run.theory_guard import THEORY_ERRORS
-from smimbench.run.verification import ELSEWHERE, ROUNDED, Verification, differences, untimed
+from smimbench.files import JsonObject, canonical_json, error_line, printable, unless, write_atomically
+from smimbench.report import stored_table
+from smimbench.report.results import Results
+from smimbench.run.external import scores_of
+from smimbench.run.record import Open, SharedDocument, check_model, digest_of, document_text, plain, sealed, text_of
+from smimbench.run.store import Store, file_stem
+from smimbench.run.theory_cache import StoredTheory, answer_name
+from smimbench.run.verification import Verification
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import Suite
+from smimbench.suite.reader import parse_suite
 
-FORMAT = 2
+FORMAT = 3
 """Layout of the file; raised when older readers could not understand it."""
-TABLE = "table/rows.json"
-"""The table of a finished run, packed next to its ``run.json``: it can be shown where the plugin that made it is missing. In a
-folder of its own, because files next to ``run.json`` are records.
-"""
+HEAD = b'{"packed":'
+"""How the text of every file of packed results begins."""
+LARGEST = 1 << 28
+"""Bytes of a pack once it is unpacked; doubled, a hostile one takes twice the memory before it is refused."""
 
 
-class _Place(Open):
-    """Rows of one place: their shared fields, and the remaining fields of each."""
-
-    common: JsonObject
-    rows: list[JsonObject]
+class _Timing(Open):
+    trusted: bool = False
+    machine: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
 
 
-class _Packed(Open):
-    packed: int
+class _Record(Open):
+    """What names the file of a record; the reader of a folder checks all else."""
+
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
+    timing: _Timing
+
+
+class _Answer(Open):
+    problem: Any
+    alpha: Any
+
+
+class _Pack(Open):
+    packed: Literal[3]
     run: SharedDocument
-    document: JsonObject
-    places: list[_Place]
+    theory: dict[Literal["point", "thresholds", "own", "curve"], list[_Answer]]
+    records: list[_Record]
+    scored: list[_Record]
 
 
-def write_packed(path: Path, document: JsonObject, shared: JsonObject) -> None:
-    """Write a table (what ``show --json`` prints) and ``run.json`` into one file.
-
-    What all rows of one place (problem, algorithm, backend, sample ratio, dimension) have in common is written once. What follows
-    from the rows is left out.
-
-    Raises
-    ------
-    StoreError
-        If the file cannot be written.
-    """
-    places = [_pack(members) for members in grouped(document["rows"], place).values()]
-    about = {key: value for key, value in document.items() if key not in ("rows", *FOLLOWS)}
-    whole = {"packed": FORMAT, "run": shared, "document": about, "places": places}
-    write_atomically(path, _text_of(json.loads(json.dumps(whole, default=str))).encode())
+# -- writing --------------------------------------------------------------------------------------------------------------
 
 
-def _pack(rows: Sequence[JsonObject]) -> JsonObject:
-    first = rows[0]
-    common = {key: value for key, value in first.items() if all(key in row and row[key] == value for row in rows)}
-    return {"common": common, "rows": [{k: v for k, v in row.items() if k not in common} for row in rows]}
-
-
-def _text_of(whole: JsonObject) -> str:
-    """Text of the packed file, one line per place, so that a change of one place changes one line."""
-    lines = json.dumps(sealed(whole), allow_nan=False, separators=(",", ":"))
-    return lines.replace('{"common":', '\n{"common":') + "\n"
-
-
-def read_packed(path: Path, *, exactly: bool = False) -> tuple[JsonObject, JsonObject]:
-    """The document and ``run.json`` of a file that ``write_packed`` has written.
+def write_packed(
+    path: Path,
+    results: Results,
+    shared: JsonObject,
+    *,
+    left_out: Collection[tuple[str, str]] = (),
+    trajectories: bool = True,
+) -> None:
+    """Write the records of results, ``run.json`` and the theory that their table needs into one file.
 
     Parameters
     ----------
-    exactly : bool
-        Compare its text, too: another last digit may stand for the same number.
+    left_out : collection of (str, str)
+        Labels of problem and algorithm whose records are not packed.
+    trajectories : bool
+        Whether records keep their trajectories, which are nine tenths of the file.
+
+    Raises
+    ------
+    SuiteError
+        If a record cannot be read.
+    StoreError
+        If the file cannot be written.
+    """
+    results.document()  # so that all theory that its rows need has been asked for
+    stems = {
+        file_stem(record): results.store
+        for cell, record in results.pairs
+        if (cell.problem_label, cell.algorithm_label) not in left_out
+    }
+    theory: dict[str, list[JsonObject]] = {}
+    for kind, answer in results.cache.stored_answers():
+        theory.setdefault(kind, []).append(answer)
+    pack = {
+        "packed": FORMAT,
+        "run": shared,
+        "theory": theory,
+        "records": [_whole_record(store, stem, trajectories) for stem, store in stems.items()],
+        "scored": [] if left_out else list(scores_of(results.store).load().values()),
+    }
+    text = _text_of(pack)
+    write_atomically(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def _whole_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
+    """A record as its file holds it, with a trajectory from another file in it, or without one."""
+    record = store.read(stem)
+    if not trajectories:
+        return sealed({**record, "trajectory": None})
+    if "file" not in (record.get("trajectory") or {}):
+        return record
+    columns = store.trajectory(record)
+    if columns is None:
+        raise SuiteError(store.complaints[-1], "", "so it cannot be packed")
+    return sealed({**record, "trajectory": plain({name: column.tolist() for name, column in columns.items()})})
+
+
+def _text_of(pack: JsonObject) -> bytes:
+    """Text of the file, one line for each record, so that a change of one record changes one line."""
+    text = json.dumps(sealed(pack), allow_nan=False, separators=(",", ":"))
+    return text.replace('{"format":', '\n{"format":').encode() + b"\n"
+
+
+# -- reading --------------------------------------------------------------------------------------------------------------
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a path is a file that may hold packed results."""
+    return path.suffix in (".json", ".gz") and path.is_file()
+
+
+def packed_under(path: Path) -> list[Path]:
+    """The file itself, or all files of packed results in a folder, by name."""
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    return [
+        file
+        for file in sorted(path.iterdir())
+        if is_packed(file) and not file.name.startswith(".") and unless(ValueError, _text_at, file, 10) == HEAD
+    ]
+
+
+class PackedTable(NamedTuple):
+    """What ``show --json`` prints, ``run.json``, and what a reader should know of the file, in a line each."""
+
+    document: JsonObject
+    shared: JsonObject
+    remarks: list[str]
+
+
+def read_packed(path: Path) -> PackedTable:
+    """The table of a pack, or of a file of format 2.
+
+    Raises
+    ------
+    SuiteError
+        If it is no such file, or was changed after it was written.
+    """
+    pack = read_pack(path)
+    if pack["packed"] == stored_table.FORMAT:
+        with _refused(path):
+            return PackedTable(stored_table.document_of(pack), pack["run"], [stored_table.UNVERIFIABLE])
+    with unpacked(path, pack) as results:
+        document, remarks = results.document(), [*results.suite.remarks]
+        if results.cache.is_missing:
+            remarks.append("not all theory of its rows is in the file")
+        return PackedTable(document, pack["run"], remarks)
+
+
+def read_pack(path: Path) -> JsonObject:
+    """Content of a file of packed results of any format, to the last byte what was written.
 
     Raises
     ------
@@ -89,125 +182,93 @@ def read_packed(path: Path, *, exactly: bool = False) -> tuple[JsonObject, JsonO
         If it is no such file, or was changed after it was written.
     """
     try:
-        found = read_json(path)
-    except (OSError, ValueError) as error:
-        raise SuiteError(str(path), "", f"cannot be read as packed results: {error_line(error)}") from None
-    if not isinstance(found, dict) or "packed" not in found:
+        data = _text_at(path, LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ValueError(f"larger than {LARGEST >> 20} MB")
+        pack = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        why = error_line(error) if isinstance(error, OSError) else "the file is incomplete or not JSON"
+        raise SuiteError(str(path), "", f"cannot be read as packed results: {why}") from None
+    if not isinstance(pack, dict) or "packed" not in pack:
         raise SuiteError(str(path), "", "has no packed results; smimbench show SUITE --pack FILE writes such a file")
-    if found["packed"] != FORMAT:
-        version = printable(found["packed"], 40)
-        raise SuiteError(str(path), "packed", f"the file has format {version}, this smimbench reads {FORMAT}")
-    try:
-        if found.pop("digest", None) != digest_of(found) or (exactly and path.read_bytes() != _text_of(found).encode()):
+    if pack["packed"] not in (stored_table.FORMAT, FORMAT):
+        version = printable(pack["packed"], 40)
+        raise SuiteError(str(path), "packed", f"the file has format {version}, this smimbench reads 2 and {FORMAT}")
+    with _refused(path):
+        if pack.pop("digest", None) != digest_of(pack):
             raise ValueError("changed after it was written (digest does not match)")
-        check_model(_Packed, found, "packed results of smimbench")
-        rows = [{**one["common"], **row} for one in found["places"] for row in one["rows"]]
-        return with_summaries({**found["document"], "rows": rows}), found["run"]
+        check_model(SharedDocument, pack.get("run"), "packed results of smimbench")
+    return pack
+
+
+def _text_at(path: Path, count: int) -> bytes:
+    """The first bytes of a file, decompressed if its name says that it is; ValueError if it cannot be."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(count)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"cannot be decompressed: {error}") from None
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """What the content of a file is refused for, in one line."""
+    try:
+        yield
     except (OSError, ValueError) as error:
-        raise SuiteError(str(path), "", str(error)) from None
+        raise error if isinstance(error, SuiteError) else SuiteError(str(path), "", error_line(error)) from None
+
+
+@contextlib.contextmanager
+def unpacked(path: Path, pack: JsonObject) -> Iterator[Results]:
+    """Results of a pack as ``run`` leaves them, in a folder that lasts as long as the context.
+
+    Raises
+    ------
+    SuiteError
+        If a record or an answer is not what smimbench writes, or the suite needs what is not installed.
+    """
+    shared = pack["run"]
+    changes = shared.get("overrides", []), shared.get("only", [])
+    suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *changes, stored=True)
+    with tempfile.TemporaryDirectory(prefix="smimbench-") as temporary:
+        store, cache = Store(Path(temporary) / suite.name), StoredTheory(Path(temporary) / "theory")
+        with _refused(path):
+            check_model(_Pack, pack, "packed results of smimbench")
+            _write_files(pack, store, Path(temporary) / "theory")
+            results = Results(suite.with_choices(shared), store, (), cache)
+            scores = scores_of(store)
+            scores.load()
+            for complaint in (*store.complaints, *scores.complaints):
+                raise ValueError(complaint.removeprefix(f"{temporary}/"))
+        left_out = {tuple(place) for place in shared.get("left_out", [])}
+        results.cells = [cell for cell in results.cells if cell.place[:2] not in left_out]
+        yield results
+
+
+def _write_files(pack: JsonObject, store: Store, theory: Path) -> None:
+    files = {store.folder / "run.json": text_of(sealed(pack["run"]))}
+    for records, folder in ((pack["records"], store.folder), (pack["scored"], scores_of(store).folder)):
+        files |= {folder / f"{file_stem(record)}.json": text_of(record) for record in records}
+    for kind, answers in pack["theory"].items():
+        for answer in answers:
+            files[theory / answer_name(kind, canonical_json(answer["problem"]), answer["alpha"])] = document_text(
+                answer
+            )
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def verified_files(paths: Iterable[Path]) -> Verification:
-    """Check that these files are unchanged since they were written, to the last byte."""
-    found = Verification()
+    """Check that these files are unchanged since they were written, to the last byte: ``1.0`` and ``1.00`` are one number."""
+    verification = Verification()
     for path in paths:
         try:
-            read_packed(path, exactly=True)
-            found.add([])
-        except SuiteError as error:
-            found.add([str(error)])
-    return found
-
-
-def packed_under(path: Path) -> list[Path]:
-    """The file itself, or all files of packed results in a folder, by name."""
-    if not path.is_dir():
-        return [path] if path.is_file() else []
-    return [one for one in sorted(path.glob("[!.]*.json")) if one.is_file() and _begins_as_packed(one)]
-
-
-def _begins_as_packed(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(10) == b'{"packed":'
-
-
-# -- verification -------------------------------------------------------------------------------------------------------
-
-
-def verify_packed(
-    path: Path, rows: Sequence[JsonObject], shared: JsonObject, suite: Suite, *, cells: int, seed: int, theory: bool
-) -> dict[str, Verification]:
-    """Check rows of a file whose digest is sound, against the suite that its ``run.json`` describes."""
-    here = shared["fingerprint"] == machine.fingerprint() and shared["versions"] == machine.versions()
-    found = {"rows": Verification()}
-    for row in rows:
-        new = derived(row)
-        # Sums of another machine may round in another way.
-        found["rows"].add(_lines(path, row, differences({key: row[key] for key in new}, new, 1e-12)))
-    if theory:
-        found["rows of theory solved again"] = _theory(path, rows, suite, here=here)
-    tolerance = 0.0 if here else ELSEWHERE
-    found["cells run again"] = _rerun(path, rows, suite, tolerance, cells, seed, complete="by" in shared)
-    return found
-
-
-def _theory(path: Path, rows: Sequence[JsonObject], suite: Suite, *, here: bool) -> Verification:
-    """Bayes-optimal values of every row."""
-    found, fresh = Verification(), TheoryCache(isolated=True)
-    problems = suite.problems
-    for label, members in grouped(rows, lambda row: row["problem"]).items():
-        if (problem := problems.get(label)) is None:
-            found.remarks.append(f"{len(members)} rows of {label}, which the suite does not have")
-            continue
-        if problem.no_theory is not None:
-            continue
-        alphas = sorted({row["alpha"] for row in members})
-        try:
-            points = dict(zip(alphas, fresh.points(problem, alphas)))
-        except THEORY_ERRORS as error:
-            found.remarks.append(f"{label}: theory raised {error_line(error)}")
-            continue
-        for row in members:
-            metric = find_metric(row["metric"], problem.model.name)
-            solved = theory_of(metric, problem, points[row["alpha"]][0], problem.components)
-            new = {
-                name: part[(row["component"] or 1) - 1]
-                for name, part in zip(("bayes", "bayes_error")[: 1 + here], solved)
-            }
-            relative = ROUNDED if here else ELSEWHERE
-            absolute = ROUNDED / 100 if here else 4 * (row["bayes_error"] or 0.0) + 1e-9
-            found.add(_lines(path, row, differences({n: row[n] for n in new}, new, relative, absolute=absolute)))
-    if own := sum(row["own_theory"] not in (None, row["bayes"]) for row in rows):
-        found.remarks.append(
-            f"{own} predictions of algorithms not solved again: a pack does not hold the starts of the runs"
-        )
-    return found
-
-
-def _rerun(
-    path: Path, rows: Sequence[JsonObject], suite: Suite, tolerance: float, count: int, seed: int, *, complete: bool
-) -> Verification:
-    """So many of the packed cells, drawn at random, run again; of a ``complete`` suite those that gave no value, too."""
-    found = Verification()
-    untroubled = (row for row in rows if row["backend"] == "numpy" and "timeout" not in row["status_counts"])
-    places = grouped(untroubled, lambda r: (r["problem"], r["algorithm"], r["nominal_alpha"], r["dimension"]))
-    known = [
-        (cell, f"{cell.seed}/{cell.replicate}", members)
-        for cell in (suite.cells("numpy") if places else ())
-        for members in (places.get(cell.place, []),)
-        if (members if complete else any(f"{cell.seed}/{cell.replicate}" in row["values"] for row in members[:1]))
-    ]
-    chosen = {known[i][0].key: known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]}
-    for cell, record in untimed([cell for cell, *_ in chosen.values()], 1):
-        _, name, members = chosen[cell.key]
-        lines, metrics = [], {} if record["status"] == "diverged" else record["metrics"]
-        for row in members:
-            new = dict(enumerate(metrics.get(row["metric"], []), 1)).get(row["component"] or 1)
-            lines += _lines(path, row, differences({name: row["values"].get(name)}, {name: new}, tolerance))
-        found.add(lines)
-    return found
-
-
-def _lines(path: Path, row: JsonObject, differing: Any) -> list[str]:
-    where = f"{row['problem']} {row['algorithm']} at alpha {row['alpha']:.5g}, D = {row['dimension']}, {row['metric']}"
-    return [f"{path}: {where}: {line}" for line in list(differing)[:3]]
+            pack = read_pack(path)
+            text = stored_table.text_of_table(pack).encode() if pack["packed"] == 2 else _text_of(pack)
+            same = _text_at(path, LARGEST) == text
+            verification.add([] if same else [f"{path}: its text is not what smimbench wrote, though its numbers are"])
+        except (SuiteError, ValueError) as error:
+            verification.add([str(error)])
+    return verification

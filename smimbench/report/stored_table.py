@@ -1,15 +1,33 @@
-"""A finished table as a JSON document, also stored next to ``run.json``, which can be shown without the plugins that made it."""
+"""The table of a run in one file (format 2): rows as they were made, shown where the plugin that made them is missing.
+
+``run`` keeps one next to ``run.json``; packs were of this format, too. Only values of runs can be verified: what was derived from
+them is as its author wrote it.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pydantic
 from pydantic import Field
 
-from smimbench.files import JsonObject
+from smimbench.backend import machine
+from smimbench.files import JsonObject, write_atomically
+from smimbench.report.labels import grouped, place
 from smimbench.report.statistics import EPSILONS
-from smimbench.run.record import Number, Open, check_model
+from smimbench.run.record import Number, Open, SharedDocument, check_model, sealed
+from smimbench.run.verification import ELSEWHERE, Verification, differences, untimed
+from smimbench.suite.cells import Suite
+
+FORMAT = 2
+TABLE = "table/rows.json"
+"""The table of a finished run, next to its ``run.json``: in a folder of its own, because files there are records."""
+UNVERIFIABLE = "of format 2: values of runs can be verified, what is derived from them is as its author wrote it"
 
 Text = Annotated[str, Field(max_length=100_000)]
 Component = Annotated[int, Field(ge=1)] | None
@@ -65,18 +83,112 @@ FOLLOWS = ("verdicts", "summary", "extrapolated")
 """Parts of a document that follow from its rows."""
 
 
-def with_summaries(stored: JsonObject) -> JsonObject:
-    """What ``show --json`` prints, from its stored part.
+class _Place(Open):
+    """Rows of one place: their shared fields, and the remaining fields of each."""
+
+    common: JsonObject
+    rows: list[JsonObject]
+
+
+class _Table(Open):
+    packed: int
+    run: SharedDocument
+    document: JsonObject
+    places: list[_Place]
+
+
+def write_table(path: Path, document: JsonObject, shared: JsonObject) -> None:
+    """Write a table (what ``show --json`` prints) and ``run.json`` into one file.
+
+    What all rows of one place (problem, algorithm, backend, sample ratio, dimension) have in common is written once. What follows
+    from the rows is left out.
+
+    Raises
+    ------
+    StoreError
+        If the file cannot be written.
+    """
+    places = [_pack(members) for members in grouped(document["rows"], place).values()]
+    about = {key: value for key, value in document.items() if key not in ("rows", *FOLLOWS)}
+    table = {"packed": FORMAT, "run": shared, "document": about, "places": places}
+    write_atomically(path, text_of_table(json.loads(json.dumps(table, default=str))).encode())
+
+
+def _pack(rows: Sequence[JsonObject]) -> JsonObject:
+    head = rows[0]
+    common = {key: value for key, value in head.items() if all(key in row and row[key] == value for row in rows)}
+    return {"common": common, "rows": [{k: v for k, v in row.items() if k not in common} for row in rows]}
+
+
+def text_of_table(table: JsonObject) -> str:
+    """Text of the file, one line per place, so that a change of one place changes one line."""
+    lines = json.dumps(sealed(table), allow_nan=False, separators=(",", ":"))
+    return lines.replace('{"common":', '\n{"common":') + "\n"
+
+
+def document_of(table: JsonObject) -> JsonObject:
+    """What ``show --json`` prints, from a table whose digest is sound.
 
     Raises
     ------
     ValueError
-        If that has another structure.
+        If it has another structure.
     """
     from smimbench.report.extrapolation import extrapolated_rows
     from smimbench.report.verdict import summary, verdicts
 
-    check_model(DOCUMENT, stored, "a table of smimbench")
-    rows = stored["rows"]
+    check_model(_Table, table, "packed results of smimbench")
+    rows = [{**stored["common"], **row} for stored in table["places"] for row in stored["rows"]]
+    document = {**table["document"], "rows": rows}
+    check_model(DOCUMENT, document, "a table of smimbench")
     target = max((row["target"] for row in rows), default=0.0)
-    return {**stored, **dict(zip(FOLLOWS, (verdicts(rows), summary(rows), extrapolated_rows(rows, target))))}
+    return {**document, **dict(zip(FOLLOWS, (verdicts(rows), summary(rows), extrapolated_rows(rows, target))))}
+
+
+def rerun_values(
+    path: Path, rows: Sequence[JsonObject], shared: JsonObject, suite: Suite, *, count: int, seed: int
+) -> Verification:
+    """So many of the cells of a table, drawn at random, run again: the values of their runs."""
+    verification = Verification(remarks=[UNVERIFIABLE])
+    here = shared["fingerprint"] == machine.fingerprint() and shared["versions"] == machine.versions()
+    untroubled = (row for row in rows if row["backend"] == "numpy" and "timeout" not in row["status_counts"])
+    places = grouped(untroubled, lambda r: (r["problem"], r["algorithm"], r["nominal_alpha"], r["dimension"]))
+    cells = [
+        cell
+        for cell in (suite.cells("numpy") if places else ())
+        if any(f"{cell.seed}/{cell.replicate}" in row["values"] for row in places.get(cell.place, ()))
+    ]
+    drawn = [cells[i] for i in np.random.default_rng(seed).permutation(len(cells))[:count]]
+    for cell, record in untimed(drawn, 1):
+        name, lines = f"{cell.seed}/{cell.replicate}", []
+        metrics = {} if record["status"] == "diverged" else record["metrics"]
+        for row in places[cell.place]:
+            new = dict(enumerate(metrics.get(row["metric"], []), 1)).get(row["component"] or 1)
+            differing = differences({name: row["values"].get(name)}, {name: new}, 0.0 if here else ELSEWHERE)
+            lines += _lines(path, row, differing)
+        verification.add(lines)
+    return verification
+
+
+def verified_table(path: Path, written: JsonObject, document: JsonObject) -> list[str]:
+    """How a stored table differs from the one that the records give, in words."""
+
+    def names(row: JsonObject) -> tuple[Any, ...]:
+        return (*place(row), row["metric"], row["component"])
+
+    document = json.loads(json.dumps(document, default=str))
+    about = ("suite", "title", "description", "status_counts", "missing")
+    lines = differences({name: written[name] for name in about}, {name: document[name] for name in about}, 0.0)
+    wrong = [f"{path}: {line}" for line in lines]
+    again = {names(row): row for row in document["rows"]}
+    for row in written["rows"]:
+        if names(row) in again:
+            wrong += _lines(path, row, differences(row, again[names(row)], ELSEWHERE))
+        else:
+            wrong += _lines(path, row, ["there are no records of it"])
+    return wrong
+
+
+def _lines(path: Path, row: JsonObject, differing: Iterable[str]) -> list[str]:
+    where = f"{row['problem']} {row['algorithm']} at alpha {row['alpha']:.5g}, D = {row['dimension']}, {row['metric']}"
+    return [f"{path}: {where}: {line}" for line in itertools.islice(differing, 3)]

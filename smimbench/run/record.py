@@ -116,13 +116,20 @@ class Choice(Open):
     tuning: Tuning
 
 
+class SearchRound(Open):
+    """The errors of all trials on so many seeds; None of one that was out, or has no estimate."""
+
+    seeds: int
+    errors: list[Number]
+
+
 class SearchResult(Open):
     """What ``smimbench tune`` has found: the errors of all trials in every round, and which was chosen."""
 
     question: JsonObject
     backend: str
     trials: list[JsonObject]
-    rounds: list[JsonObject]
+    rounds: Annotated[list[SearchRound], Field(min_length=1)]
     runs: int
     chosen: int | None
     algorithm: Item | None
@@ -131,7 +138,8 @@ class SearchResult(Open):
 class SharedDocument(Open):
     """What all cells of a run share, stored in ``run.json``: text of the suite, options, versions and machine.
 
-    A submission says ``by`` whom, with the versions of ``packages`` of third parties, and all ``searches``.
+    A submission says ``by`` whom, with the versions of ``packages`` of third parties, all ``searches``, and the labels of
+    problem and algorithm of rows that were ``left_out``.
     """
 
     suite: str
@@ -149,6 +157,7 @@ class SharedDocument(Open):
     by: str = ""
     packages: dict[str, str] = {}
     searches: list[SearchResult] = []
+    left_out: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
 
 
 class Record(Open):

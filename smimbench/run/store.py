@@ -61,7 +61,7 @@ class Store:
     def write(self, record: JsonObject) -> Path:
         """Store one record; a long trajectory goes to an ``.npz`` next to it, first, so that the record is never short."""
         record = {"format": FORMAT, **plain(record)}
-        name = _file_stem(record)
+        name = file_stem(record)
         trajectory = record.get("trajectory")
         if trajectory and len(trajectory["iteration"]) > LONG:
             buffer = io.BytesIO()
@@ -139,7 +139,7 @@ class Store:
                     continue
                 path = self.folder / name
                 try:
-                    record = self._read(path, digests)
+                    record = self.read(path.stem, digests)
                     records[path.stem] = _compacted(record, known) if compact else record
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     self._complain(path, str(error) or type(error).__name__, set_aside)
@@ -148,12 +148,13 @@ class Store:
                 gc.enable()
         return records
 
-    def _read(self, path: Path, digests: bool = True) -> JsonObject:
-        record: JsonObject = read_json(path)
+    def read(self, stem: str, digests: bool = True) -> JsonObject:
+        """One record as its file holds it; ValueError or OSError if it cannot be trusted."""
+        record: JsonObject = read_json(self.folder / f"{stem}.json")
         check_record(record, digests)
         if not digests:
             record.pop("trajectory", None)
-        if _file_stem(record) != path.stem:
+        if file_stem(record) != stem:
             raise ValueError("the file was renamed: its name does not match the key of its cell")
         return record
 
@@ -162,7 +163,7 @@ class Store:
         found = record.get("trajectory")
         if not found:
             return None
-        path = self.folder / str(found.get("file", f"{_file_stem(record)}.json"))
+        path = self.folder / str(found.get("file", f"{file_stem(record)}.json"))
         try:
             arrays = _unpacked_npz(path, found) if "file" in found else _from_lists(found)
             _check_columns(arrays, record["metrics"])
@@ -176,7 +177,7 @@ class Store:
 
     def written(self, record: JsonObject) -> float:
         """When a record was written, in seconds; 0 if its file is gone."""
-        return unless(OSError, os.path.getmtime, self.folder / f"{_file_stem(record)}.json") or 0.0
+        return unless(OSError, os.path.getmtime, self.folder / f"{file_stem(record)}.json") or 0.0
 
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
         line = f"{path}: {reason}; not used"
@@ -202,7 +203,7 @@ def move_aside(path: Path, folder: Path) -> Path:
     return target
 
 
-def _file_stem(record: JsonObject) -> str:
+def file_stem(record: JsonObject) -> str:
     """File name of a record: the cell's key; trusted timings have a separate file per machine."""
     timing = record.get("timing") or {}
     suffix = f".timing-{timing['machine']}" if timing.get("trusted") else ""

@@ -258,6 +258,13 @@ class TheoryCache:
             nodes += len(list(self.nodes_folder(key).glob("[!.]*.json"))) if self.folder is not None else 0
         return Kept(points, found, nodes)
 
+    def stored_answers(self) -> Iterator[tuple[str, JsonObject]]:
+        """Stored answers that have been read or solved so far, with their kinds, as their files hold them."""
+        for kind, key, ratio in self._memory:
+            file = self._file(kind, key, ratio)
+            if file is not None and file.exists():
+                yield kind, read_json(file)
+
     def set_aside(self, problems: Iterable[Problem]) -> None:
         """Move results and nodes of these problems aside, so that they are computed again."""
         keys = {canonical_json(problem.spec) for problem in problems}
@@ -366,9 +373,12 @@ class TheoryCache:
         except OSError:
             return None
         except ValueError as error:
-            self.remark(f"{file}: {error}; not used, computed again")
-            move_aside(file, file.parent)
+            self._refuse(file, error)
             return None
+
+    def _refuse(self, file: Path, error: ValueError) -> None:
+        self.remark(f"{file}: {error}; not used, computed again")
+        move_aside(file, file.parent)
 
     def _remember(self, kind: str, problem: Problem, key: str, alpha: Ratio, answer: Any) -> None:
         answer = json.loads(document_text(answer))
@@ -377,6 +387,17 @@ class TheoryCache:
         file = self._file(kind, key, alpha)
         if file is not None:
             write_answer(file, {"problem": json.loads(key), "alpha": alpha}, answer)
+
+
+class StoredTheory(TheoryCache):
+    """Answers as they are stored: nothing is solved, and a file that cannot be trusted stays where it is."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, isolated=True)
+        self.solves = False
+
+    def _refuse(self, file: Path, error: ValueError) -> None:
+        self.remark(f"{file}: {error}; not used")
 
 
 def solve_in_processes(

@@ -251,11 +251,9 @@ def tuned(suite: Suite, store: Store) -> Suite:
     """The suite with the settings that ``smimbench tune`` has chosen, as far as it was called."""
     choices: dict[tuple[str, str], Any] = {}
     for search in searches(suite):
-        found = read_choice(search, store)
-        if found and found["algorithm"]:
-            how = {"of": search.table["spec"], "tune": search.table["tune"], "trials": len(found["trials"]),
-                   "runs": found["runs"], "search": found["digest"]}  # fmt: skip
-            choices[search.place] = {"algorithm": found["algorithm"], "tuning": how}
+        stored = read_choice(search, store)
+        if stored and stored["algorithm"]:
+            choices[search.place] = choice_of(search, stored)
     return replace(suite, choices=choices)
 
 
@@ -279,3 +277,10 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
         if choice is not None and choice["digest"] == suite.choices[search.place]["tuning"]["search"]:
             lines += [f"{': '.join(search.place)}: {line}" for line in range_ends(choice)]
     return lines
+
+
+def choice_of(search: Search, stored: JsonObject) -> JsonObject:
+    """The setting that a stored search has chosen, and how, as cells have it."""
+    tuning = {"of": search.table["spec"], "tune": search.table["tune"], "trials": len(stored["trials"]),
+              "runs": stored["runs"], "search": stored["digest"]}  # fmt: skip
+    return {"algorithm": stored["algorithm"], "tuning": tuning}

@@ -5,23 +5,29 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import machine
+from smimbench.backend.device import BackendError, get_backend
 from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.problem.problem import Problem
+from smimbench.run.campaign import shared_document
+from smimbench.run.executor import Limits
+from smimbench.run.loop import Status
 from smimbench.run.processes import in_processes
 from smimbench.run.record import check_answer, document_text, plain, read_answer, sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import THEORY_VERSION, TheoryCache, answer_name, node_answer, nodes_name
 from smimbench.run.theory_guard import THEORY_ERRORS
-from smimbench.run.tuning import choice_file, read_choice, searches, tuning_store
+from smimbench.run.tuning import choice_file, choice_of, read_choice, searches, tuning_store
 from smimbench.suite.cells import Cell, Suite
 from smimbench.theory.information import nodes_of
 
@@ -32,6 +38,11 @@ ELSEWHERE = 1e-5
 change of the sixth digit of a record from elsewhere goes unnoticed."""
 
 
+LONGEST_RERUN = 3600.0
+"""Seconds that a cell may take whose process is said to have been ended by a time limit. Doubled, one that never returns is
+waited for that much longer.
+"""
+
 ROUNDED = 1e-9
 """Relative difference of theory from this machine that is rounding, for points are solved in other batches. Doubled, a change
 of the ninth digit under a digest that fits goes unnoticed."""
@@ -39,10 +50,11 @@ of the ninth digit under a digest that fits goes unnoticed."""
 
 @dataclass
 class Verification:
-    """What was verified, and one line for each thing that does not agree."""
+    """What was verified, with one line for each thing that does not agree and for each that is missing."""
 
     checked: int = 0
     wrong: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def add(self, complaints: Sequence[str]) -> None:
@@ -69,17 +81,42 @@ def files(store: Store) -> Verification:
     return found
 
 
+def shared_documents(suite: Suite, folder: Path) -> list[str]:
+    """How ``run.json`` in a folder differs from what its suite says: one line each."""
+    path = folder / "run.json"
+    try:
+        shared = Store(folder).check_shared()
+    except FileNotFoundError:
+        return [f"{path} is missing; the same 'smimbench run' writes it again"]
+    except (OSError, ValueError):  # ``files`` says so
+        return []
+    written = plain(shared_document(suite))
+    names = ("suite", "title", "text", "overrides", "only", "run")
+    lines = differences({name: shared.get(name) for name in names}, {name: written[name] for name in names}, 0.0)
+    return [f"{path}: {line}" for line in itertools.islice(lines, 3)]
+
+
 def choices(suite: Suite, store: Store) -> Verification:
-    """Every choice of ``smimbench tune`` made again from the records of its trials."""
-    found, own = Verification(), tuning_store(store)
-    records = {record["key"]: record for record in own.load(compact=True).values()}
+    """Every choice of ``smimbench tune`` made again from the records of its trials, and compared with what cells ran with."""
+    verification, trials = Verification(), tuning_store(store)
+    records = {record["key"]: record for record in trials.load(compact=True).values()}
     for search in searches(suite):
-        if stored := read_choice(search, store):
-            missing, again = search.proceed(records, stored["backend"])
-            same = again is not None and sealed(plain({"question": search.question, **again})) == stored
-            why = f"{len(missing)} runs of its trials are missing" if missing else "its trials give another choice"
-            found.add([] if same else [f"{choice_file(search, store)}: {why}"])
-    return found
+        path, used = choice_file(search, store), suite.choices.get(search.place)
+        stored = read_choice(search, store)
+        if stored is None:
+            if used is not None:
+                verification.missing.append(f"{path} is missing: how the setting of {search.place[1]} was chosen")
+            continue
+        missing, again = search.proceed(records, stored["backend"])
+        lines = []
+        if missing:
+            lines = [f"{path}: {len(missing)} runs of its trials are missing"]
+        elif again is None or sealed(plain({"question": search.question, **again})) != stored:
+            lines = [f"{path}: its trials give another choice"]
+        elif used is not None and used != choice_of(search, stored):
+            lines = [f"{path}: the suite was run with another setting of {search.place[1]}"]
+        verification.add(lines)
+    return verification
 
 
 def complaints_of(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
@@ -218,37 +255,136 @@ def _points_in(answer: Any) -> Iterator[JsonObject]:
         yield from _points_in(part)
 
 
-def rerun(cells: Sequence[Cell], store: Store, *, count: int, seed: int) -> Verification:
-    """Run so many of the stored cells again, drawn at random, and compare all that does not come from a clock."""
-    found, records = Verification(), store.load()
-    ends = ("ok", "not-converged", "diverged", "skipped")  # those that no clock and no memory decides
-    known = [cell for cell in cells if cell.key in records and records[cell.key]["status"] in ends]
-    by_threads: dict[int, list[Cell]] = {}
-    for i in np.random.default_rng(seed).permutation(len(known))[:count]:
-        threads = int(records[known[i].key]["timing"].get("threads") or 1)
-        by_threads.setdefault(threads, []).append(known[i])
-    for threads, part in by_threads.items():
-        for cell, new in untimed(part, threads):
-            old = records[cell.key]
-            same = old["timing"].get("machine") == machine.fingerprint() and old["versions"] == new["versions"]
-            differing = differences(_timeless(old), _timeless(new), 0.0 if same else ELSEWHERE)
-            path = store.folder / f"{cell.key}.json"
-            found.add([f"{path}: run again, {line}" for line in itertools.islice(differing, 3)])
-    return found
+def missing_records(cells: Sequence[Cell], store: Store) -> list[str]:
+    """One line for each cell of a suite that has no record, with the file that would hold it."""
+    keys = {stem.partition(".")[0] for stem in store.load(compact=True)}
+    return [
+        f"{store.folder / cell.key}.json is missing: {cell.problem_label}, {cell.algorithm_label}, alpha {cell.alpha:.5g}, "
+        f"D = {cell.dimension}, replicate {cell.replicate}, {cell.backend}"
+        for cell in cells
+        if cell.key not in keys
+    ]
+
+
+def rerun(cells: Sequence[Cell], store: Store, *, count: int, seed: int, trajectories: bool = True) -> Verification:
+    """Run so many of the stored cells again, drawn at random, and compare all that does not come from a clock.
+
+    Parameters
+    ----------
+    trajectories : bool
+        Whether the records have trajectories; those of a submission have none.
+    """
+    verification, records = Verification(), store.load()
+    by_key = {cell.key: cell for cell in cells}
+    stems: dict[str, list[str]] = {}  # trusted times are in records of their own
+    for stem, record in records.items():
+        if record["key"] in by_key and _has_backend(by_key[record["key"]], verification):
+            stems.setdefault(record["key"], []).append(stem)
+    keys = list(stems)
+    by_threads: dict[tuple[int, bool], list[Cell]] = {}
+    for i in np.random.default_rng(seed).permutation(len(keys))[:count]:
+        record = records[stems[keys[i]][0]]
+        setting = _threads_of(record), _was_killed(record)
+        by_threads.setdefault(setting, []).append(by_key[keys[i]])
+    for (threads, killed), chosen in by_threads.items():
+        again = _with_limits(chosen, threads) if killed else untimed(chosen, threads)
+        for cell, new in again:
+            for stem in stems[cell.key]:
+                lines = _unreproduced(records[stem], new, store, trajectories=trajectories)
+                path = store.folder / f"{stem}.json"
+                verification.add([f"{path}: run again, {line}" for line in itertools.islice(lines, 3)])
+    return verification
+
+
+def _has_backend(cell: Cell, verification: Verification) -> bool:
+    """Whether a cell can be run on this machine; what cannot is counted in the remarks."""
+    try:
+        get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
+    except BackendError as error:
+        if (remark := f"cells of {cell.backend} cannot be run again here: {error}") not in verification.remarks:
+            verification.remarks.append(remark)
+        return False
+    return True
+
+
+def _threads_of(record: JsonObject) -> int:
+    """Number of BLAS threads of a run, as far as it can be had here."""
+    threads = record["timing"].get("threads")
+    return min(threads, os.cpu_count() or 1) if isinstance(threads, int) and threads > 0 else 1
+
+
+def _was_killed(record: JsonObject) -> bool:
+    """Whether a record says that its process was ended by a time limit, without an estimate."""
+    return record["status"] == Status.TIMEOUT and not record["metrics"]
 
 
 def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, JsonObject]]:
     """Cells with their records, run again without a time limit, which a busy machine would reach earlier."""
     free = [(replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell) for cell in cells]
-    again = {one.key: cell for one, cell in free}
-    for record in in_processes([one for one, _ in free], 1, threads):
+    again = {variant.key: cell for variant, cell in free}
+    for record in in_processes([variant for variant, _ in free], 1, threads):
         yield again[record["key"]], record
 
 
-def _timeless(record: JsonObject) -> JsonObject:
-    """The part of a record that does not depend on a clock or a place."""
-    names = ("status", "metrics", "samples", "sample_ratio", "iterations", "restarts", "final", "blank")
-    return json.loads(json.dumps({name: record.get(name) for name in names}))  # type: ignore[no-any-return]
+def _with_limits(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, JsonObject]]:
+    """Cells with their records, run again with the time limit of the suite and of ``LONGEST_RERUN``."""
+    again = {cell.key: cell for cell in cells}
+    for record in in_processes(cells, 1, threads, limits=Limits(seconds=LONGEST_RERUN)):
+        yield again[record["key"]], record
+
+
+def _unreproduced(old: JsonObject, new: JsonObject, store: Store, *, trajectories: bool) -> Iterator[str]:
+    """How a record differs from that of the same cell run again, in words."""
+    same = old["timing"].get("machine") == machine.fingerprint() and old["versions"] == new["versions"]
+    then, now = (_reproducible(record, store, exact=same) for record in (old, new))
+    if not trajectories:
+        del then["trajectory"], now["trajectory"]
+    elif old["status"] == Status.TIMEOUT and old["iterations"] < new["iterations"] and then["trajectory"]:
+        then, now = _until_the_clock(then, now)
+    return differences(then, now, 0.0 if same else ELSEWHERE)
+
+
+REPRODUCIBLE = (
+    "status", "reason", "restart_reason", "metrics", "blank", "samples", "sample_ratio", "fresh_samples", "iterations",
+    "restarts", "start", "final", "warnings",
+)  # fmt: skip
+"""Fields of a record that follow from suite, seed and code, besides its trajectory and the price of a step."""
+NOT_VERIFIED = "times, memory and load; machine and versions; labels; printed output and tracebacks"
+"""What no second run can confirm."""
+
+
+def _reproducible(record: JsonObject, store: Store, *, exact: bool) -> JsonObject:
+    """The part of a record that follows from suite, seed and code; without the numbers in texts unless ``exact``."""
+    columns = store.trajectory(record) or {}
+    fields = {name: record.get(name) for name in REPRODUCIBLE}
+    fields["where"] = PurePath(str(record.get("where", ""))).name  # without the folder of an installation
+    fields["cost"] = record["timing"].get("cost")
+    fields["trajectory"] = {name: column.tolist() for name, column in columns.items() if name != "seconds"}
+    if not exact:
+        for name in ("reason", "restart_reason"):
+            fields[name] = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", fields[name] or "")
+        fields["warnings"] = [re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", line) for line in fields["warnings"] or ()]
+    return json.loads(json.dumps(fields))  # type: ignore[no-any-return]
+
+
+def _until_the_clock(then: JsonObject, now: JsonObject) -> tuple[JsonObject, JsonObject]:
+    """What a run that a clock ended has in common with the whole run: its start, and the steps that both have recorded.
+
+    The values at its end are those of its last step.
+    """
+    recorded = set(now["trajectory"]["iteration"])
+    compared = []
+    for fields in (then, now):
+        course = fields["trajectory"]
+        rows = [row for row, step in enumerate(course["iteration"]) if step in recorded and step <= then["iterations"]]
+        shared = {name: fields[name] for name in ("samples", "start", "cost")}
+        compared.append(
+            shared | {"trajectory": {name: [column[row] for row in rows] for name, column in course.items()}}
+        )
+    ends = {name: column[-1] for name, column in then["trajectory"].items() if name in then["metrics"]}
+    compared[0]["metrics"] = {name: then["metrics"][name] for name in ends}
+    compared[1]["metrics"] = ends
+    return compared[0], compared[1]
 
 
 def differences(old: Any, new: Any, tolerance: float, *, absolute: float | None = None) -> Iterator[str]:

@@ -245,7 +245,7 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     from smimbench.report.packed import read_packed
     from smimbench.run.theory_cache import TheoryCache
 
-    document, shared = read_packed(PACKED / f"{name}.json")
+    document, shared, _ = read_packed(PACKED / f"{name}.json")
     suite = load_suite(name, (*shared["overrides"], *LIGHTER.get(name, ())))
     rows = document["rows"]
     if name in LIGHTER:

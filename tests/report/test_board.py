@@ -5,8 +5,11 @@ import shutil
 
 import pytest
 
+from smimbench.registry.registry import Registry, using
 from smimbench.report.board import obstacle
+from smimbench.report.packed import _text_of
 from smimbench.run.record import sealed, text_of
+from smimbench.suite.cells import key_of
 from tests.helpers import LINE, call, call_outside, ends_with, importable, install_package, suite_text, write_suite
 from tools.board import FOLDER, absent, board, packages, page
 
@@ -77,24 +80,29 @@ def said(made, monkeypatch, capsys):
         yield function
 
 
+@pytest.fixture
+def plugin(made, monkeypatch):
+    """Its plugin is installed."""
+    with importable(made, monkeypatch), using(Registry()):
+        yield
+
+
 def changed(made, path, change) -> None:
-    """A copy of the submission with a change of its document, under a digest that fits."""
-    whole = json.loads((made / "a.json").read_text())
-    change(whole)
-    text = json.dumps(sealed(whole), separators=(",", ":"))
-    path.write_text(text.replace('{"common":', '\n{"common":') + "\n")
+    """A copy of the submission with a change of its document, under digests that fit."""
+    pack = json.loads((made / "a.json").read_text())
+    change(pack)
+    pack["records"] = [sealed(record) for record in pack["records"]]
+    path.write_bytes(_text_of(pack))
 
 
-def rows_of(whole, algorithm, alpha=1.0) -> list[dict]:
-    """Rows of a place in a packed file, one for each metric."""
-    place = next(p for p in whole["places"] if (p["common"]["algorithm"], p["common"]["alpha"]) == (algorithm, alpha))
-    place["rows"], place["common"] = [{**json.loads(json.dumps(place["common"])), **row} for row in place["rows"]], {}
-    return place["rows"]
+def records_of(pack, algorithm, alpha=1.0) -> list[dict]:
+    """Records of a place in a pack, one for each instance."""
+    return [r for r in pack["records"] if (r["algorithm"], r["cell"]["alpha"]) == (algorithm, alpha)]
 
 
 def test_what_was_packed_agrees_when_it_is_run_again(made, said):
     text = said("verify", made / "a.json", "--cells", 30)
-    for line in ("1 packs", "20 rows", "30 cells run again", "20 rows that can be run again"):
+    for line in ("1 packs", "30 cells run again", "5 contenders that others can run again"):
         assert f"{line}: all agree" in text
     run = json.loads((made / "a.json").read_text())["run"]
     assert (run["by"], run["packages"], run["git_commit"]) == ("A. Name", {"smimbench-noise": "1.5"}, COMMIT)
@@ -107,42 +115,61 @@ def test_two_cells_drawn_at_random_agree(made, said):
     assert "2 cells run again: all agree" in text
 
 
-def test_a_number_that_was_changed_is_named_with_its_cell(made, tmp_path, said):
-    from smimbench.report.rows import derived
+FORGED = {
+    "half the error": (lambda record: record["metrics"].update(mse=[record["metrics"]["mse"][0] / 2]), "metrics.mse[0] is "),
+    "half the sample ratio": (lambda record: record.update(sample_ratio=record["sample_ratio"] / 2), "sample_ratio is 1.0"),
+    "fewer iterations": (lambda record: record.update(iterations=0), "iterations is 1, stored is 0"),
+    "another teacher": (lambda record: record["start"].update(truth=[[2.0]]), "start.truth[0][0] is "),
+}  # fmt: skip
 
-    def better(whole):
-        row = next(row for row in rows_of(whole, "noise") if row["metric"] == "mse")
-        row["values"]["0/1"] *= 0.9
-        row |= derived(row)
 
-    changed(made, tmp_path / "b.json", better)
-    text = said("verify", tmp_path / "b.json", "--cells", 30, code=1)
-    assert "b.json: line noise at alpha 1, D = 20, mse: 0/1 is " in text
+@pytest.mark.parametrize("name", FORGED)
+def test_a_number_that_was_changed_is_named_with_its_cell(made, tmp_path, said, name):
+    forge, line = FORGED[name]
+    changed(made, tmp_path / "b.json", lambda pack: forge(records_of(pack, "noise")[1]))
+    text = said("verify", tmp_path / "b.json", "--cells", 30, "--no-theory", code=1)
+    key = next(r["key"] for r in records_of(json.loads((tmp_path / "b.json").read_text()), "noise")[1:])
+    assert f"b.json: small/{key}.json: run again, {line}" in text
     assert "30 cells run again: 1 do not agree" in text
 
 
+def test_a_theory_that_was_changed_is_solved_again(made, tmp_path, said):
+    def harder(pack):
+        answer = pack["theory"]["point"][0]
+        answer["answer"][0]["mse"] *= 1.5
+        pack["theory"]["point"][0] = sealed(answer)
+
+    changed(made, tmp_path / "b.json", harder)
+    text = said("verify", tmp_path / "b.json", "--cells", 0, code=1)
+    assert "solved again, [0].mse is" in text
+
+
 LIES = {
-    "a run is left out": (lambda row: row["values"].pop("0/2"), "noise at alpha 1, D = 20, mse: 0/2 is 1."),
-    "a run more": (lambda row: row["values"].update({"0/9": 0.1}), "it has values of runs that the suite does not have"),
-    "fewer runs": (lambda row: row.update(status_counts={"ok": 2}), "2 runs, the suite has 3"),
-    "another setting": (lambda row: row.update(settings="as published"), "settings is 'default', stored is 'as published'"),
-    "another name": (lambda row: row.update(algorithm="mine"), "line: mine at alpha 1, D = 20: the suite has no such cells"),
-    "other code": (lambda row: row["identity"]["algorithm"].update(source="0" * 12), "stored is '000000000000'"),
-    "no code": (lambda row: row["identity"]["algorithm"].pop("source"), "cannot be run again: the code of noise is not known"),
-    "another backend": (lambda row: row.update(backend="cupy"), "cannot be run again: cupy made it, not numpy"),
+    "a run is left out": (lambda pack: pack["records"].remove(records_of(pack, "noise")[0]), "line, noise, alpha 1, D = 20"),
+    "other runs are left out": (lambda pack: pack["run"].update(left_out=[["line", "adam, steps 4"]]), ""),
+    "other code": (lambda pack: renamed(records_of(pack, "noise"), "source", "0" * 12), "3 records that the suite does"),
+    "no code": (lambda pack: renamed(records_of(pack, "noise"), "source", None), "3 records that the suite does"),
+    "another backend": (lambda pack: [r["cell"].update(backend="cupy") for r in pack["records"]], "its key does not match"),
 }  # fmt: skip
+
+
+def renamed(records, name, new) -> None:
+    """Other records of another algorithm, under keys that fit."""
+    for record in records:
+        record["cell"]["algorithm"] = {**record["cell"]["algorithm"], name: new}
+        record["key"] = key_of(record["cell"])
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_what_a_file_should_not_say_is_named(made, tmp_path, said, lie):
     change, line = LIES[lie]
-    changed(made, tmp_path / "b.json", lambda whole: [change(row) for row in rows_of(whole, "noise")])
-    cells = 30 if lie == "a run is left out" else 0
-    assert line in said("verify", tmp_path / "b.json", "--cells", cells, "--no-theory", code=1)
+    changed(made, tmp_path / "b.json", change)
+    code = {"another backend": 2, "other runs are left out": 0}.get(lie, 1)
+    assert line in said("verify", tmp_path / "b.json", "--cells", 0, "--no-theory", code=code)
 
 
 def test_another_search_is_named(made, tmp_path, said):
-    changed(made, tmp_path / "b.json", lambda whole: whole["run"]["searches"][0]["rounds"][0]["errors"].reverse())
+    changed(made, tmp_path / "b.json", lambda pack: pack["run"]["searches"][0]["rounds"][0]["errors"].reverse())
     text = said("verify", tmp_path / "b.json", "--cells", 0, "--no-theory", code=1)
     assert "the search that chose its parameters is not in the file" in text
 
@@ -150,8 +177,8 @@ def test_another_search_is_named(made, tmp_path, said):
 def test_a_plugin_with_other_code_is_named(made, tmp_path):
     install_package(tmp_path, "smimbench-noise", {"noise_of_mine": NOISE.replace("0.5 *", "0.6 *")}, "1.5")
     said = smimbench(tmp_path, "verify", made / "a.json", "--cells", 0, "--no-theory", code=1)
-    assert "line: noise at alpha 1, D = 20: algorithm.source is " in said
-    assert "20 rows that can be run again: 4 do not agree" in said
+    assert "6 records that the suite does not ask for are in no table" in said
+    assert "line, noise, alpha 1, D = 20, replicate 2, numpy" in said
 
 
 REFUSED = {
@@ -222,7 +249,7 @@ def test_a_board_without_submissions_says_so():
     assert page().startswith(text.removesuffix("Nothing has been submitted yet.\n"))
 
 
-def test_the_board_has_rankings_by_how_settings_were_chosen(made):
+def test_the_board_has_rankings_by_how_settings_were_chosen(made, plugin):
     entries = board([made / "a.json"])
     assert {(one["ranking"], one["algorithm"]) for one in entries} == {
         ("tuned, 2 trials", "sgd"), ("self-tuning", "ridge"), ("self-tuning", "noise"), ("self-tuning", "adam, steps 4"),
@@ -246,24 +273,29 @@ def test_the_board_has_rankings_by_how_settings_were_chosen(made):
     assert packages(made / "a.json") == ["smimbench-noise==1.5"]
 
 
-def test_of_what_was_submitted_twice_the_newest_is_there(made, tmp_path):
-    changed(made, tmp_path / "b.json", lambda whole: whole["run"].update(by="B", written=whole["run"]["written"] + 1))
+def test_a_contender_whose_package_is_not_installed_is_named(made):
+    (line,) = absent(made / "a.json")
+    assert "a.json: left out: small.toml: algorithms[1].name" in line
+
+
+def test_of_what_was_submitted_twice_the_newest_is_there(made, plugin, tmp_path):
+    changed(made, tmp_path / "b.json", lambda pack: pack["run"].update(by="B", written=pack["run"]["written"] + 1))
     for paths in ([made / "a.json", tmp_path / "b.json"], [tmp_path / "b.json", made / "a.json"]):
         entries = board(paths)
         assert len(entries) == len(board([made / "a.json"]))
         assert {one["by"] for one in entries} == {"B"}
 
 
-def test_a_row_that_cannot_be_run_again_is_not_on_the_board(made, tmp_path):
-    changed(made, tmp_path / "b.json", lambda whole: whole["run"].pop("by"))
+def test_a_row_that_cannot_be_run_again_is_not_on_the_board(made, plugin, tmp_path):
+    changed(made, tmp_path / "b.json", lambda pack: pack["run"].pop("by"))
     assert board([tmp_path / "b.json"]) == []
     assert absent(tmp_path / "b.json")[0].endswith("b.json: line: ridge is not on the board: nobody has signed it")
-    changed(made, tmp_path / "b.json", lambda whole: whole["run"]["packages"].clear())
+    changed(made, tmp_path / "b.json", lambda pack: pack["run"]["packages"].clear())
     assert "noise" not in {one["algorithm"] for one in board([tmp_path / "b.json"])}
 
 
-def test_what_a_stranger_writes_does_not_change_the_page(made, tmp_path):
-    changed(made, tmp_path / "b.json", lambda whole: whole["run"].update(by="<script>|a\n# b"))
+def test_what_a_stranger_writes_does_not_change_the_page(made, plugin, tmp_path):
+    changed(made, tmp_path / "b.json", lambda pack: pack["run"].update(by="<script>|a\n# b"))
     text = page([tmp_path / "b.json"])
     assert "<script>" not in text
     assert text.count("\n#") == page([made / "a.json"]).count("\n#")

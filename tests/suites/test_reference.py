@@ -46,7 +46,7 @@ def test_a_page_has_its_figures_its_table_and_the_command_that_made_it(path):
     assert figures
     assert all((FOLDER / figure).is_file() for figure in figures)
     assert f"`smimbench run {path.stem}" in text
-    document, shared = read_packed(path)
+    document, shared, _ = read_packed(path)
     assert document["missing"] == 0
     assert shared["overrides"] == sizes()[path.stem]
     assert text.count("\n| ") > len(document["verdicts"])
@@ -55,7 +55,7 @@ def test_a_page_has_its_figures_its_table_and_the_command_that_made_it(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_theory_is_still_what_the_code_says(path, solved):
-    document, shared = read_packed(path)
+    document, shared, _ = read_packed(path)
     suite = load_suite(path.stem, [*shared["overrides"], *LIGHTER.get(path.stem, ())])
     plans = {plan.label: plan.problem for plan in suite.plans}
     rows = [row for row in document["rows"] if row["metric"] in ("mse", "overlap") and row["bayes"] is not None]

@@ -82,9 +82,7 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
     elif kind in ("point", "curve", "own", "thresholds", "node"):
         numbers = [(document, "answer")]
     elif kind == "pack":
-        rows = [row for place in document["places"] for row in (place["common"], *place["rows"])]
-        wanted = ("values", "mean", "sem", "theory", "difference", "z", "bayes", "ratio_to_bayes")
-        numbers = [(row, name) for row in rows for name in wanted if row.get(name)]
+        numbers = [(record["metrics"], name) for record in document["records"] for name in record["metrics"]]
     else:
         return None
     holder, name = dice.choice(numbers)
@@ -101,7 +99,7 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
                 if kind == "record":
                     return text_of(sealed(document)).encode()
                 if kind == "pack":
-                    return _text_of(document).encode()
+                    return _text_of({**document, "records": [sealed(record) for record in document["records"]]})
                 return document_text(sealed(document)).encode()
     return None
 
