@@ -31,7 +31,7 @@ class Accuracy:
     def setup_cache(self):
         """Errors and theory of every problem, computed once for the two tracks."""
         found = {}
-        for name in problems():
+        for name in self.params[0]:
             try:
                 case = Case(name)
                 if case.problem.components > 1:

@@ -51,7 +51,7 @@ def _plans():
             suite = smimbench.load_suite(path)
         except Exception:  # a suite of today in front of the code of last year
             continue
-        plans = [plan for plan in suite.plans if not getattr(plan.problem.prior, "theory_only", None)]
+        plans = [plan for plan in suite.plans if not getattr(plan, "theory_only", None)]
         for position, plan in enumerate(plans):
             problem = plan.problem
             if position > 0 and (_kind(problem) in seen or problem.components > MOST_COMPONENTS):

@@ -28,7 +28,7 @@ def benchmarks():
     )
     package = importlib.util.module_from_spec(spec)
     sys.modules["asv_of_smimbench"] = package
-    for name in ("cases", "iteration", "theory", "accuracy", "identities", "kernels", "commands"):
+    for name in ("cases", "iteration", "theory", "accuracy", "identities", "kernels", "gate", "commands"):
         found[name] = importlib.import_module(f"asv_of_smimbench.{name}")
     yield found
     for name in [name for name in sys.modules if name.startswith("asv_of_smimbench")]:
@@ -105,6 +105,32 @@ def test_every_kind_of_benchmark_runs(benchmarks):
     curve = benchmarks["theory"].StateEvolution()
     curve.setup(problem)
     curve.time_point(problem)
+
+
+@pytest.mark.slow
+def test_no_part_of_an_iteration_fails_on_any_problem(benchmarks):
+    """Theory alone has no instance: it is no problem of a benchmark."""
+    for problem in benchmarks["cases"].problems():
+        kernels = benchmarks["kernels"].Kernels()
+        kernels.setup(problem)
+        for name in ("forward", "adjoint", "denoise"):
+            getattr(kernels, f"time_{name}")(problem)
+
+
+def test_the_gate_is_a_part_of_what_is_followed(benchmarks):
+    gate = benchmarks["gate"]
+    assert set(gate.PROBLEMS) <= set(benchmarks["cases"].problems())
+    benchmark = gate.Accuracy()
+    benchmark.params = (gate.PROBLEMS[:1],)
+    found = benchmark.setup_cache()
+    assert list(found) == [gate.PROBLEMS[0]]
+    assert 0.5 < benchmark.track_error_over_theory(found, gate.PROBLEMS[0]) < 2
+    # A cache of its own: asv knows it by the line of its function.
+    assert gate.Accuracy.setup_cache is not benchmarks["accuracy"].Accuracy.setup_cache
+    timed = sum(len(owner.params[0]) * sum(name.startswith(("time_", "track_")) for name in dir(owner))
+                for owner in (gate.Kernels, gate.Accuracy))  # fmt: skip
+    assert timed <= 40  # about four seconds each, process included, are three minutes
+    assert "--bench ^gate" in (FOLDER / "README.md").read_text()
 
 
 def test_commands_are_typed(benchmarks, tmp_path):
