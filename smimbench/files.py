@@ -104,6 +104,22 @@ def missing(key: str, given: Iterable[Any]) -> str:
     return f"is missing ({close[0]!r} looks like a typo)" if close else "is missing"
 
 
+def documentation(item: Any) -> str:
+    """Docstring of a class or function, from its source where ``python -OO`` has removed it; empty if there is none.
+
+    A dataclass without a docstring has its signature there, which says nothing of what it is.
+    """
+    import ast
+    import inspect
+    import textwrap
+
+    text = item.__doc__ or ""
+    if not text or text.startswith(f"{item.__name__}("):
+        tree, _ = attempt(lambda: ast.parse(textwrap.dedent(inspect.getsource(item))))
+        text = (ast.get_docstring(tree.body[0]) if tree else None) or ""
+    return inspect.cleandoc(text)
+
+
 def error_place(error: BaseException) -> str:
     """File and line of an error: the last ones outside of libraries, or the last of all."""
     import traceback

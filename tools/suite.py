@@ -51,8 +51,8 @@ A suite is a TOML file. Its tables: {tables}. A key that is not named here is re
 Any key can be set from the command line, in TOML syntax; a bare word is a text. Entries of lists are found by position from 0, by
 label or by name:
 
-    smimbench run quickstart --set grid.seed=7 --set "problems[0].grid.alpha=[0.1, 0.2]"
-    smimbench run quickstart --set algorithms.adam.steps=1000 --set problems[0].prior.rho=0.2
+    smimbench run quickstart --set grid.seed=7 --set "problems.0.grid.alpha=[0.1, 0.2]"
+    smimbench run quickstart --set algorithms.adam.steps=1000 --set problems.0.prior.rho=0.2
     smimbench run quickstart --set run.start=informed --only algorithm=gamp --only alpha=0.12
 
 `--add ALGORITHM` appends one more algorithm, by its name or as a table; it is short for `--set algorithms+=ALGORITHM`, and `+=`

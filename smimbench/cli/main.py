@@ -18,7 +18,7 @@ from smimbench.cli.reproduce import reproduce
 from smimbench.cli.run import data, run, score, tune
 from smimbench.cli.show import compare, report, show, theory
 from smimbench.cli.verify import submit, verify
-from smimbench.files import ForeseenError, error_line
+from smimbench.files import ForeseenError, documentation, error_line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,6 +104,9 @@ def cli() -> None:
 
     Completion:  eval "$(_SMIMBENCH_COMPLETE=bash_source smimbench)"  (zsh_source, fish_source)
     """
+
+
+cli.help = documentation(cli.callback)
 
 
 if __name__ == "__main__":

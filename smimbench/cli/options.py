@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from smimbench.files import printable, steady_folder
+from smimbench.files import documentation, printable, steady_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -312,7 +312,8 @@ def command(
                 common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
                 return function(Request(**common), **given)
 
-        return click.command(name, params=[*parameters, *shared], context_settings=settings)(wrapped)
+        options = {"params": [*parameters, *shared], "help": documentation(function), "context_settings": settings}
+        return click.command(name, **options)(wrapped)
 
     return decorate
 

@@ -12,7 +12,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace
-from smimbench.files import attempt
+from smimbench.files import attempt, documentation
 from smimbench.interfaces import Algorithm, Array, Capabilities, Data, Info, ProblemLike
 from smimbench.interfaces.checks import is_real, type_of_numbers
 from smimbench.interfaces.item import gives, takes
@@ -138,7 +138,7 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
         if p.name not in OFFERED
     ]
     body = {
-        "__doc__": function.__doc__ or f"The function {function.__name__}.",
+        "__doc__": documentation(function) or f"The function {function.__name__}.",
         "__module__": function.__module__,
         "name": getattr(function, "name", function.__name__.replace("_", "-")),
         "version": getattr(function, "version", 1),

@@ -21,7 +21,7 @@ from typing import Any
 import pluggy
 
 from smimbench import hookspecs
-from smimbench.files import ForeseenError, attempt, error_line, suggestion
+from smimbench.files import ForeseenError, attempt, documentation, error_line, suggestion
 from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Inputs, Item, Metric, Model, Prior
 from smimbench.interfaces.checks import shown
 from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
@@ -81,7 +81,7 @@ class Entry:
     @property
     def summary(self) -> str:
         """First line of the item's docstring."""
-        return (self.item.__doc__ or "").strip().split("\n")[0]
+        return documentation(self.item).split("\n")[0]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from smimbench.files import JsonObject, suggestion
+from smimbench.files import JsonObject, documentation, suggestion
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import PLURALS, Entry, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
@@ -72,12 +72,7 @@ def _suite_document(name: str) -> JsonObject:
 def info_documents(name: str) -> list[JsonObject]:
     """Full description of all items and suites of a name, which may stand for several kinds or models."""
     documents = [
-        {
-            **_item_document(e),
-            "parameters": _parameters(e),
-            "documentation": inspect.getdoc(e.item) or "",
-            **_own_theory(e),
-        }
+        {**_item_document(e), "parameters": _parameters(e), "documentation": documentation(e.item), **_own_theory(e)}
         for e in get_registry().named(name)
     ]
     if name in shipped_suites():
@@ -94,7 +89,7 @@ def _own_theory(entry: Entry) -> dict[str, str]:
     if entry.kind != "algorithm":
         return {}
     ask = entry.item.theory
-    return {"theory": (inspect.getdoc(ask) or "see its documentation") if ask else f"None: {BRINGS_NONE}."}
+    return {"theory": (documentation(ask) or "see its documentation") if ask else f"None: {BRINGS_NONE}."}
 
 
 def _parameters(entry: Entry) -> list[JsonObject]:

@@ -82,3 +82,13 @@ def test_the_commands_of_the_start_page_run(tmp_path, monkeypatch, capsys):
         ran.add(words[0])
     assert ran >= {"theory", "run", "show", "list", "info", "compare", "data", "new", "plugins", "doctor"}
     set_registry(None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_value_of_an_option_is_a_pattern_for_a_shell(page):
+    """Without quotes zsh takes ``problems[0]`` for the name of a file, and refuses the command."""
+    for line in page.read_text(encoding="utf-8").splitlines():
+        bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", line)
+        assert not [
+            value for value in re.findall(r"smimbench .*--(?:set|only|add) (\S+)", bare) if set(value) & set("[]{}*?")
+        ]
