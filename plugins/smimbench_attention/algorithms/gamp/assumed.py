@@ -343,19 +343,13 @@ def mismatched_theory(
         problem.components > 1 or None in (problem.prior.law.spectral_means, assumed.prior.law.eigenvalue_map)
     ):
         return "with wrong assumptions its theory is for one matrix with a prior that gives its spectral law"
-    try:
-        exact = _ridge(problem, assumed, alpha)
-    except ValueError as error:
-        return f"GAMP with these assumptions does not converge: {error}"
-    if exact is not None:
-        return _prediction(
-            problem, assumed, alpha, conditions, [exact[0]], [exact[1]], "closed form of ridge regression"
-        )
     found: list[Orders] = []
     told: list[Message] = []
     growth = 0.0
     try:
-        for seed in range(ACCURACY.sets):
+        if exact := _ridge(problem, assumed, alpha):  # without a spread
+            found, told = [exact[0]] * 2, [exact[1]] * 2
+        for seed in range(0 if exact else ACCURACY.sets):
             recursion = Recursion(problem, assumed, alpha, seed)
             at = found[0] if found else recursion.start(0.99 if conditions.start == "informed" else ACCURACY.start)
             found.append(recursion.fixed_point(at))
@@ -365,7 +359,18 @@ def mismatched_theory(
         return f"GAMP with these assumptions does not converge: {error}"
     if growth > 1:
         return f"GAMP with these assumptions does not converge: errors grow by {growth:.3g} in every iteration"
-    return _prediction(problem, assumed, alpha, conditions, found, told, "state evolution, wrong assumptions")
+    T = prior_moments(problem)[0]
+    V = np.mean([one.V for one in found], axis=0)
+    point = limit_point(
+        problem, alpha, [[orders.overlaps(T)] for orders in found],
+        method="closed form of ridge regression" if exact else "state evolution, wrong assumptions",
+        branch="informed" if conditions.start == "informed" else "own", V=V,
+    )  # fmt: skip
+    at = Orders(*(np.mean(parts, axis=0) for parts in zip(*found)))
+    by = Message(*(np.mean(parts, axis=0) for parts in zip(*told)))
+    errors = Message(*(np.std(parts, axis=0, ddof=1) / len(told) ** 0.5 for parts in zip(*told)))
+    spread = np.std([one.V for one in found], axis=0, ddof=1) / len(found) ** 0.5 + KNOWN
+    return replace(point, draws=lambda: by_draws(problem, assumed, point, at, by, errors, spread))
 
 
 def _ridge(problem: Problem, assumed: Problem, alpha: float) -> tuple[Orders, Message] | None:
@@ -375,7 +380,7 @@ def _ridge(problem: Problem, assumed: Problem, alpha: float) -> tuple[Orders, Me
 
     Raises
     ------
-    ValueError
+    Lost
         Without an assumed noise, where there are just as many labels as directions.
     """
     true, wrong = noise_of_identity(problem), noise_of_identity(assumed)
@@ -388,35 +393,15 @@ def _ridge(problem: Problem, assumed: Problem, alpha: float) -> tuple[Orders, Me
         return None
     noise, assumed_noise, sites = true.mean() * one, wrong.mean() * one, problem.model.sites
     penalty = float(wrong.mean()) / size
-    M, Q = ridge_overlaps(T, noise, alpha * sites, penalty)[1:]
+    try:
+        M, Q = ridge_overlaps(T, noise, alpha * sites, penalty)[1:]
+    except ValueError as error:
+        raise Lost(str(error)) from None
     claimed = ridge_overlaps(second, assumed_noise, alpha * sites, penalty)
     V = claimed.truth - 2 * claimed.cross + claimed.own + KNOWN * one
     gain = np.linalg.inv(V + assumed_noise)
     told = problem.model.kappa * alpha * sites * gain
     return Orders(M, Q, V), Message(told, told, told @ (T - M - M.T + Q + noise) @ gain)
-
-
-def _prediction(
-    problem: Problem,
-    assumed: Problem,
-    alpha: float,
-    conditions: Conditions,
-    found: list[Orders],
-    told: list[Message],
-    method: str,
-) -> AlgorithmPrediction:
-    """The prediction from fixed points by independent sets of points, or from one in closed form, with its check by draws."""
-    T = prior_moments(problem)[0]
-    at = Orders(*(np.mean(parts, axis=0) for parts in zip(*found)))
-    by = Message(*(np.mean(parts, axis=0) for parts in zip(*told)))
-    point = limit_point(
-        problem, alpha, [[orders.overlaps(T)] for orders in found], method=method,
-        branch="informed" if conditions.start == "informed" else "own", V=at.V,
-    )  # fmt: skip
-    ddof = min(1, len(told) - 1)
-    errors = Message(*(np.std(parts, axis=0, ddof=ddof) / len(told) ** 0.5 for parts in zip(*told)))
-    spread = np.std([one.V for one in found], axis=0, ddof=ddof) / len(found) ** 0.5 + KNOWN
-    return replace(point, draws=lambda: by_draws(problem, assumed, point, at, by, errors, spread))
 
 
 DRAWS, BATCHES, DIMENSION = 500, 40, 120
