@@ -28,8 +28,8 @@ class Plan(NamedTuple):
         Whether it learns from samples of its own (``Data.fresh``): its rows stand at the sample ratio of all that were handed
         out, and of the data set it sees the shapes only, no numbers. Without it ``Data.fresh`` raises.
     cost : callable or None
-        ``cost(problem, data)``: what one step has to do, as ``problem.pass_cost`` counts it; without it the runtime table says
-        nothing of the machine's speed.
+        ``cost(problem, data)``: what one step has to do, as ``problem.pass_cost`` counts it, of algorithms whose steps are
+        passes over the samples and little else; without it the runtime table says nothing of the machine's speed.
     stopping_rule : callable or None
         ``stopping_rule(problem, dimension)``: a rule of its own for when to end, made for every run. Without it the
         residual and the overlaps that ``Info`` reports decide: they must stand still and agree.

@@ -79,9 +79,7 @@ def test_a_parameter_steps_of_a_subclass_is_the_number_of_steps(base):
     class Short(base):
         steps: int = 3
 
-    plan = Short().plan(sizes(30, 2, 20))
-    assert plan.steps == 3
-    assert plan.cost is not None
+    assert Short().plan(sizes(30, 2, 20)).steps == 3
 
 
 class Steps(Channel):

@@ -16,7 +16,6 @@ from smimbench.interfaces import (
     Array,
     Capabilities,
     Conditions,
-    Cost,
     Data,
     Info,
     Overlaps,
@@ -104,15 +103,9 @@ class Averaged(Algorithm):
         return takes(self._inner.init, "students")
 
     def plan(self, data: Data) -> Plan:
-        """The plan of the inner algorithm, multiplied by the number of students."""
+        """The plan of the inner algorithm, with all students."""
         inner: Plan = self._inner.plan(data)
-
-        def cost(problem: Problem, data: Data) -> Cost | None:
-            """Cost for all students; a batch of students reads the inputs once."""
-            one = None if inner.cost is None else inner.cost(problem, data)
-            return one and Cost(one.flops * self.students, one.bytes * (1 if self._batched else self.students))
-
-        return inner._replace(students=inner.students * self.students, cost=cost)
+        return inner._replace(students=inner.students * self.students, cost=None)
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why the inner algorithm cannot solve a problem, or None."""

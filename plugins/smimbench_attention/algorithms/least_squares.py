@@ -8,7 +8,7 @@ import numpy as np
 
 from smimbench.backend import matching, namespace, sample_chunks
 from smimbench.derive import predict
-from smimbench.interfaces import Algorithm, Array, Data, Host, Overlaps, Plan, checked_posterior
+from smimbench.interfaces import Algorithm, Array, Data, Host, Overlaps, checked_posterior
 from smimbench.numerics import monte_carlo_rng, symmetric
 from smimbench.problem import Problem
 
@@ -180,10 +180,6 @@ class LinearRegression(Algorithm):
         """Reason why a channel's labels are not linear in the signal, or None."""
         seen = seen_by_labels(problem)
         return seen if isinstance(seen, str) else None
-
-    def plan(self, data: Data) -> Plan:
-        """Plan of one product with the normal matrix per step: one pass over the inputs, forward and adjoint."""
-        return super().plan(data)._replace(cost=lambda problem, data: problem.pass_cost(data))
 
     @staticmethod
     def observed(problem: Problem) -> tuple[Linear, str]:

@@ -18,7 +18,6 @@ from smimbench.interfaces import (
     Array,
     Capabilities,
     Conditions,
-    Cost,
     Data,
     Info,
     Overlaps,
@@ -131,12 +130,7 @@ class Hmc(Algorithm):
 
     def plan(self, data: Data) -> Plan:
         """All steps, with the chains as students; R-hat says whether the end is trusted."""
-
-        def cost(problem: Problem, data: Data) -> Cost | None:
-            one = problem.pass_cost(data)
-            return Cost(one.flops * self._chains * (1 if data.start is None else 2), one.bytes)
-
-        return Plan(self.steps, students=self._chains, cost=cost, stopping_rule=Mixing)
+        return Plan(self.steps, students=self._chains, stopping_rule=Mixing)
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
         """``1 + 1/K`` times the Bayes-optimal error, or why it is not known whether chains get there."""

@@ -187,8 +187,8 @@ class Spectral(Algorithm):
         return state.estimate
 
     def plan(self, data: Data) -> Plan:
-        """Plan of one pass over the inputs (extensive rank), or of as many as the eigensolver needs (low rank)."""
-        return Plan(1, cost=lambda problem, data: None if problem.model.rank == "low" else problem.pass_cost(data))
+        """A single step."""
+        return Plan(1)
 
     def findings(self, state: SpectralState) -> dict[str, list[float | None]]:
         """Eigenvalues of the eigenvectors used, strongest first; None where the matrix has no real outlier."""
