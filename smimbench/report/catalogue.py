@@ -14,7 +14,6 @@ from smimbench.files import JsonObject, documentation, suggestion
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import PLURALS, Entry, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
-from smimbench.report.prose import readable_prose
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
 from smimbench.theory.limit import BRINGS_NONE
@@ -141,7 +140,7 @@ def _name(item: JsonObject) -> str:
 
 
 NAME = Column("name ", _name, words=True)
-ITEMS = [NAME, Column("for", _models, words=True), Column("what it is", readable_prose, fields="summary", words=True)]
+ITEMS = [NAME, Column("for", _models, words=True), Column("what it is", fields="summary", words=True)]
 SUITES = [
     NAME,
     Column("title", lambda i: i.get("title") or i["summary"], words=True),
@@ -165,12 +164,10 @@ def print_info(console: Console, documents: list[JsonObject]) -> None:
                 default = "required" if p["required"] else f"default {p['default']!r}"
                 console.print(f"  {p['name']:16s} {p['type']:16s} {default}", soft_wrap=True)
         console.print()
-        said = document["documentation"]
-        shown = Text(said) if document["kind"] == "suite" else readable_prose(said, console.width)
-        console.print(shown, soft_wrap=True)
+        console.print(Text(document["documentation"]), soft_wrap=True)
         if document.get("theory"):
             console.print("\ntheory of its own", style="bold")
-            console.print(readable_prose(document["theory"], console.width), soft_wrap=True)
+            console.print(Text(document["theory"]), soft_wrap=True)
         console.print()
 
 
