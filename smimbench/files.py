@@ -70,11 +70,11 @@ def printable(value: Any, longest: int | None = None) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def attempt(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, Exception | None]:
+def attempt(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, Exception | SystemExit | None]:
     """Call a function and return (result, None) or (None, error); for third-party code, which may raise anything."""
     try:
         return work(*arguments, **options), None
-    except Exception as error:  # code of others; every caller reports the error or lets it decide
+    except (Exception, SystemExit) as error:  # code of others; every caller reports the error or lets it decide
         return None, error
 
 

@@ -72,6 +72,8 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
     """Convert errors of an item into a ProblemError that names the key, and a ParameterError into ``refusal``."""
     try:
         yield
+    except ProblemError:
+        raise
     except RegistryError as error:
         raise ProblemError(f"{kind}.name", str(error)) from None
     except ParameterError as error:
@@ -167,25 +169,32 @@ class Problem:
         self.spec: dict[str, JsonObject] = {}
         self._defaults: dict[str, JsonObject] = {}
         self.model = self._make("model", model)
-        symmetric = is_symmetric(self.model)
+        with explained("model", ItemError):
+            symmetric = is_symmetric(self.model)
         if symmetric:
             self.spec["model"].pop("symmetric", None)  # keys of results do not change
         self.channel = self._make("channel", channel, tokens=self.model.tokens, symmetric=symmetric)
         self.prior = self._make("prior", prior, symmetric=symmetric)
         self.inputs = self._make("inputs", inputs)
-        if self.inputs.shape[0] not in (None, self.model.tokens):
-            raise ProblemError(
-                "model.tokens", f"must be {self.inputs.shape[0]}, as of the inputs, got {self.model.tokens}"
-            )
+        with explained("inputs", ItemError):
+            tokens = self.inputs.shape[0]
+        if tokens not in (None, self.model.tokens):
+            raise ProblemError("model.tokens", f"must be {tokens}, as of the inputs, got {self.model.tokens}")
         if self.spec["inputs"]["name"] == DEFAULT_INPUTS and "distribution" not in self.spec["inputs"]:
             del self.spec["inputs"]  # keys of results do not change
-        self._whiten()
+        with explained("inputs", ItemError):
+            self._whiten()
         with explained("channel", ItemError):
             self.channel = complete_channel(self.channel, self.model)
             self.components: int = int(self.channel.components)
         with explained("prior", ItemError):
             self.prior = complete_prior(self.prior, self.model)
-        self._weigh_features()
+        with explained("inputs", ItemError):
+            self._weigh_features()
+        with explained("model", ItemError):  # what tables and estimates ask of it, in whatever process
+            self.model.sample_ratio(self.model.sample_count(1.0, 8), 8)
+            self.model.signal_shape(self.components, 8)
+            self.model.cost(8, 8, self.components)
 
     @cached_property
     def spectral(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from smimbench.backend.arrays import namespace
 from smimbench.files import attempt, documentation
-from smimbench.interfaces import Algorithm, Array, Capabilities, Data, Info, ProblemLike
+from smimbench.interfaces import Algorithm, Array, Capabilities, Data, Info, Plan, ProblemLike
 from smimbench.interfaces.checks import is_real, type_of_numbers
 from smimbench.interfaces.item import gives, takes
 
@@ -78,6 +78,15 @@ def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
         return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
     reason = algorithm.refuses(problem)
     return str(reason) if reason else None
+
+
+def plan_of(algorithm: Any, data: Data) -> Plan:
+    """What an algorithm plans, for tables and estimates; nothing where its ``plan`` fails, as its runs then do."""
+    plan, error = attempt(algorithm.plan, data)
+    if error is not None or not isinstance(plan, Plan):
+        return Plan()
+    numbers = (plan.steps, plan.batch, plan.students)
+    return plan if all(number is None or isinstance(number, int) for number in numbers) else Plan()
 
 
 def sizes(samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan) -> Data:

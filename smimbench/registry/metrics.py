@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from smimbench.files import attempt, error_line
 from smimbench.interfaces import Metric
 from smimbench.registry.registry import get_registry
 
@@ -19,6 +20,12 @@ def find_metric(name: str, model: str | None = None) -> Metric:
     """
     found: Metric = get_registry().get("metric", name, model).item()
     return found
+
+
+def metric_label(name: str) -> str:
+    """Label of a metric in tables and figures; its name where the label cannot be read."""
+    label, _ = attempt(lambda: find_metric(name).label)
+    return label if isinstance(label, str) else name
 
 
 def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
@@ -58,11 +65,28 @@ def is_worse(metric: Metric, before: float, after: float) -> bool:
 
 
 def theory_of(
-    metric: Metric, problem: Any, point: dict[str, Any], components: int
+    metric: Metric, problem: Any, point: dict[str, Any], components: int, complaints: list[str] | None = None
 ) -> tuple[list[float | None], list[float | None]]:
-    """Theoretical values of a metric and their errors, one per component or a single one; None without theory."""
-    if metric.theory is None:
-        blank: list[float | None] = [None] * (components if metric.per_component else 1)
+    """Theoretical values of a metric and their errors, one per component or a single one.
+
+    None without theory, or where it fails: its ``complaints`` then say how.
+    """
+    count = components if metric.per_component else 1
+    blank: list[float | None] = [None] * count
+    theory = metric.theory
+    if theory is None:
         return blank, blank
-    values, errors = metric.theory(problem, point)
-    return list(values), list(errors)
+    numbers, error = attempt(lambda: [_numbers(part, count) for part in theory(problem, point)])
+    if error is None and len(numbers) == 2:
+        return numbers[0], numbers[1]
+    if complaints is not None:
+        reason = "it must give values and errors" if error is None else error_line(error)
+        complaints.append(f"the theory of metric {metric.name!r} failed: {reason}")
+    return blank, blank
+
+
+def _numbers(values: Iterable[Any], count: int) -> list[float | None]:
+    numbers = [None if value is None else float(value) for value in values]
+    if len(numbers) != count:
+        raise ValueError(f"{len(numbers)} values in place of {count}")
+    return numbers

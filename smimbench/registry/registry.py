@@ -453,7 +453,13 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
     }
     if kind == "metric":
         rules[f"direction must be one of {', '.join(DIRECTIONS)}"] = (cls.direction in DIRECTIONS, cls.direction)
+        rules["per_component must be true or false"] = (isinstance(cls.per_component, bool), cls.per_component)
+        rules["in_trajectory must be true or false"] = (isinstance(cls.in_trajectory, bool), cls.in_trajectory)
     for rule, (kept, value) in rules.items():
         if not kept:
             return f"{rule}, got {shown(value)}"
+    if kind == "metric":
+        _, error = attempt(cls)
+        if error is not None:
+            return f"cannot be made: {error_line(error)}"
     return ignored_default(cls)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.metrics import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.labels import component_word, grouped, letter, of_largest_dimension
 from smimbench.report.statistics import ZERO
@@ -175,7 +175,7 @@ def metric_chart(
     note = f"Crosses: published values: {'; '.join(sources)}. " if sources else ""
     if len(places) > PANELS:
         note += f"{len(places) - PANELS} further panels are left out."
-    return Chart(metric, suite.title, panels, note, f"{find_metric(metric).label} against the sample ratio. {KEY}")
+    return Chart(metric, suite.title, panels, note, f"{metric_label(metric)} against the sample ratio. {KEY}")
 
 
 def _components(plan: Any, metric: str) -> Sequence[int | None]:
@@ -211,7 +211,7 @@ def _metric_panel(
     title = plan.label if component is None else f"{plan.label}, {word}\N{NO-BREAK SPACE}{component}"
     if sizes := sorted({row["dimension"] for row in rows}):
         title += f", {letter(problem.model)} = {' to '.join(map(str, sizes[:: len(sizes) - 1 or 1]))}"
-    panel = Panel(title, "sample ratio α", about.label, series, plan.label, hard=found.get("hard_phase"))
+    panel = Panel(title, "sample ratio α", metric_label(metric), series, plan.label, hard=found.get("hard_phase"))
     panel.xlog = _spans_decades([row["alpha"] for row in rows])
     line, means, zero = lines.get("Bayes-optimal"), [row["mean"] for row in rows], ZERO * suite.run.target
     if about.direction == "lower" and line is not None:

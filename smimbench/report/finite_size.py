@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smimbench.files import JsonObject
-from smimbench.registry.metrics import find_metric
+from smimbench.registry.metrics import metric_label
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.labels import grouped, letter_of
 from smimbench.report.style import MARKERS, line_name
@@ -72,7 +72,7 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
     component = None if first["component"] is None else first["component"] - 1
     name = first["algorithm"] + ("" if first["backend"] == "numpy" else f"@{first['backend']}")
     head = line_name(name, first["component_word"] or "component", component)
-    label = find_metric(first["metric"]).label
+    label = metric_label(first["metric"])
     return Panel(head, f"1 / {d}", label, series, first["problem"], "inverse", from_zero=False)
 
 

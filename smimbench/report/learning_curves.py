@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.metrics import find_metric, metric_label, theory_of
 from smimbench.report.best_of import Pair
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.columns import FEW
@@ -123,7 +123,7 @@ def course_chart(
     cells = grouped(results.pairs, lambda pair: pair[0].place)
     panels = [_course_panel(results, place, found[place], metric, xlabel, cells) for place in chosen]
     key = (
-        f"{find_metric(metric).label} against {xlabel}. Lines: median over runs; bands: quartiles, of fewer than four runs all "
+        f"{metric_label(metric)} against {xlabel}. Lines: median over runs; bands: quartiles, of fewer than four runs all "
         "of them; dashed: predicted."
     )
     return Chart(name, results.suite.title, panels, (note + left_out).strip(), key)
@@ -139,7 +139,7 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
     )
     known = {"problem": label, "alpha": alpha, "dimension": dimension}
     title = f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
-    panel = Panel(title, xlabel, about.label, [], label, x, xlog=True)
+    panel = Panel(title, xlabel, metric_label(metric), [], label, x, xlog=True)
     count, word, cache = runs[0].values.shape[1], component_word(problem), results.cache
     held = problem.model.sample_count(alpha, dimension)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.files import read_text
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.metrics import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.figures import Line, theory_lines, theory_series, varied
 from smimbench.report.style import COLORS, looks_of
@@ -201,7 +201,7 @@ def figure_chart(
             where = {"what": "published", "curve": part.label}
             crosses.append(Series("published", shown._asdict(), where, "marks", color, style))
     first = about.curves[0].metric
-    ylabel = about.ylabel or ("sample ratio α" if first == "threshold" else find_metric(first).label)
+    ylabel = about.ylabel or ("sample ratio α" if first == "threshold" else metric_label(first))
     panel = Panel(suite.title, about.xlabel, ylabel, [*series, *crosses], limits=(about.xlim, about.ylim))
     panel.xlog, panel.ylog = about.xlog, about.ylog
     key = f"{ylabel} against {about.xlabel}, after {suite.reference}; crosses: {about.source}."

@@ -14,7 +14,7 @@ import numpy as np
 from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.problem.problem import Problem, ProblemError, without
-from smimbench.registry.adapters import sizes
+from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, metrics_of_accounts, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError
 from smimbench.report.best_of import NO_THEORY, Pair
@@ -113,7 +113,7 @@ def paired_by_name(cells: Sequence[Cell], store: Store, records: Mapping[str, Js
 def draws_fresh(algorithm: JsonObject) -> bool:
     """Whether an algorithm draws its own samples instead of the cell's; False if it is not installed here."""
     try:
-        return bool(build_algorithm(algorithm, None).plan(sizes(1, 1, 1)).draws_fresh)
+        return bool(plan_of(build_algorithm(algorithm, None), sizes(1, 1, 1)).draws_fresh)
     except (RegistryError, ParameterError):
         return False
 
@@ -128,7 +128,7 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
     model = problem.model
     n = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
-        plan = build_algorithm(cell.algorithm, problem).plan(sizes(n, model.tokens, cell.dimension))
+        plan = plan_of(build_algorithm(cell.algorithm, problem), sizes(n, model.tokens, cell.dimension))
         n = int(plan.steps or 0) * int(plan.batch or n) or n
     return float(model.sample_ratio(n, cell.dimension))
 
@@ -350,9 +350,11 @@ def _rows_of_place(
     bayes, own, optimum, near = theory
     reason, own = (own, {}) if isinstance(own, str) else ("its theory says nothing of this metric", own)
 
+    complaints: list[str] = []
+
     def expected(name: str, point: JsonObject | None) -> tuple[Sequence[float | None], Sequence[float | None]]:
         metric = find_metric(name, problem.model.name)
-        return theory_of(metric, problem, point, components) if point else ([None] * components,) * 2
+        return theory_of(metric, problem, point, components, complaints) if point else ([None] * components,) * 2
 
     layers: list[JsonObject] = []
     order: JsonObject | None = None
@@ -384,6 +386,7 @@ def _rows_of_place(
     rows = []
     for name in metrics or suite.run.metrics:
         metric = find_metric(name, problem.model.name)
+        complaints.clear()
         (optimal, optimal_errors), (values, errors) = (expected(name, point) for point in (bayes, own))
         count = components if metric.per_component else 1
         # A prediction for the starts of these runs is one for their size.
@@ -397,7 +400,8 @@ def _rows_of_place(
             row = {
                 **place, "values": values_of(usable, name, k), "metric": name, "component": k + 1 if count > 1 else None,
                 "own_theory": values[k], "own_theory_error": errors[k], "own_coefficient": coefficients[k],
-                "no_theory": None if known else reason or None, "bayes": optimal[k], "bayes_error": optimal_errors[k],
+                "no_theory": None if known else next(iter(complaints), reason) or None,
+                "bayes": optimal[k], "bayes_error": optimal_errors[k],
                 **dict(zip(("optimum", "optimum_error", "optimum_source"), least)),
                 "blank": sorted({r["blank"][name] for r in records if name in r.get("blank", {})}),
                 "branch": point.get("branch"), "theory_method": point.get("method"),

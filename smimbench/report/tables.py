@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from smimbench.files import JsonObject
-from smimbench.registry.metrics import find_metric
+from smimbench.registry.metrics import metric_label
 from smimbench.report.columns import SHORT, Column, make_table, marked_z, measured, number, percent, seconds, uncertain
 from smimbench.report.labels import grouped, letter_of, names_with_backend, of_largest_dimension, place
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
@@ -58,7 +58,7 @@ def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[Rende
         size = f", {letter_of(members)} = {sizes.pop()}" if len(sizes) == 1 else ""
         columns = [*WHERE, "component", "n", "mean ± s.e.m.", *_verdict(members, "diff")]
         columns += ["at this D", "error / optimal", "status"]
-        title = f"{problem}: {find_metric(metric).label} against theory{size}"
+        title = f"{problem}: {metric_label(metric)} against theory{size}"
         tables.append(make_table(title, columns, shown, note))
     return tables
 
@@ -226,7 +226,7 @@ def extrapolated_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
         fitted = LIMIT if known else LIMIT[2:]
         columns = ["algorithm", "alpha", "component", "value ± err", *_verdict(members), *fitted]
         ordered = sorted(members, key=lambda e: -abs(e["z"] or 0.0))
-        title = f"{problem}: {find_metric(metric).label} at infinite {letter_of(members)}"
+        title = f"{problem}: {metric_label(metric)} at infinite {letter_of(members)}"
         tables.append(make_table(title, columns, ordered, "largest |z| first"))
     return tables
 
@@ -277,7 +277,7 @@ def comparison_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
             Column("per iter.", _time, fields="after_seconds time_percent"),
             "verdict",
         ]
-        title = f"{problem}: {find_metric(metric).label}"
+        title = f"{problem}: {metric_label(metric)}"
         tables.append(make_table(title, columns, members, "worst first; change with its 99.7% interval"))
     return [*tables, *(Text(line, style="dim") for line in missing_values(entries))]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from smimbench.files import JsonObject
-from smimbench.registry.metrics import find_metric
+from smimbench.registry.metrics import find_metric, metric_label
 from smimbench.report.columns import number, ratio_words, seconds
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place, summed_statuses
 from smimbench.report.prediction import agreement, is_below_optimum
@@ -238,7 +238,7 @@ def _how_far(one: JsonObject) -> str:
         return f" (would have seen {_share(one['would_have_seen'])[1:]})"
     if one["prediction"] != "no":
         return ""
-    what = "" if one["deviation_of"] == "mse" else f"{find_metric(one['deviation_of']).label} "
+    what = "" if one["deviation_of"] == "mse" else f"{metric_label(one['deviation_of'])} "
     return f" ({what}{_share(one['deviation'])}, z {one['deviation_z']:.3g})"
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
-from smimbench.files import JsonObject, canonical_json
+from smimbench.files import JsonObject, attempt, canonical_json
 from smimbench.problem.problem import Problem
-from smimbench.registry.adapters import refusal, sizes
+from smimbench.registry.adapters import plan_of, refusal, sizes
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import Limits
 from smimbench.run.processes import in_processes
@@ -82,7 +82,8 @@ def estimate_cost(cells: Sequence[Cell], workers: int, past: Iterable[JsonObject
             run = _Past(cell["alpha"], cell["dimension"], record["iterations"], timing["total_seconds"])
             known.setdefault(canonical_json([cell[key] for key in GROUP]), []).append(run)
     for name, group, problem, algorithm in _groups(cells):
-        if refusal(algorithm, problem):
+        refused, error = attempt(refusal, algorithm, problem)
+        if refused or error is not None:  # its cells end at once
             continue
         runs = known.get(name, [])
         trial = [] if runs else _trial(problem, algorithm, group)
@@ -145,7 +146,7 @@ def _iteration(problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimen
     """
     model = problem.model
     samples = model.sample_count(alpha, dimension)
-    plan = algorithm.plan(sizes(samples, model.tokens, dimension, alpha))
+    plan = plan_of(algorithm, sizes(samples, model.tokens, dimension, alpha))
     batch = plan.batch or samples
     cost = model.cost(batch, dimension, problem.components)
     read = _width(cell) * batch * model.tokens * dimension

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from smimbench.files import JsonObject, canonical_json, read_json, write_atomically
+from smimbench.files import JsonObject, attempt, canonical_json, read_json, write_atomically
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.seeds import TUNING
 from smimbench.problem.assumed import with_versions
@@ -136,7 +136,8 @@ def searches(suite: Suite) -> list[Search]:
         for table in suite.algorithms if not plan.theory_only else ():
             if table["tune"]:
                 item = build_algorithm(table["spec"], None)
-                found += [] if refusal(item, plan.problem) else [Search(suite, plan, table)]
+                refused, _ = attempt(refusal, item, plan.problem)
+                found += [] if refused else [Search(suite, plan, table)]
     return found
 
 

@@ -11,7 +11,7 @@ import pydantic
 
 from smimbench.files import attempt
 from smimbench.interfaces import ParameterError
-from smimbench.registry.adapters import sizes
+from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.parameters import build, explain_validation, require_known, signature_of, takes_lists
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite.schema import Range, TuneTable, distinct
@@ -83,12 +83,12 @@ def _word(value: Any) -> str:
 
 
 def budget(algorithm: Any, plan: ProblemPlan) -> Any:
-    """Steps, batch, students and fresh samples of every run: what belongs to the problem and not to its solver; None: unknown."""
+    """Steps, batch, students and fresh samples of every run: what belongs to the problem and not to its solver."""
     model, budgets = plan.problem.model, []
     for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
         data = sizes(model.sample_count(alpha, dimension), model.tokens, dimension, alpha)
-        found, _ = attempt(algorithm.plan, data)  # it may fail on what the algorithm refuses
-        budgets.append(found and (found.steps, found.batch, found.students, found.draws_fresh))
+        planned = plan_of(algorithm, data)
+        budgets.append((planned.steps, planned.batch, planned.students, planned.draws_fresh))
     return budgets
 
 
