@@ -292,7 +292,7 @@ def overall_lines(changes: Sequence[JsonObject]) -> list[str]:
     """One line for every clear change over all rows of an algorithm; ``changes`` as from ``overall_changes``."""
     name = names_with_backend(changes)
     return [
-        f"{change['problem']}: {name(change)}: {find_metric(change['metric']).label} {change['change_percent']:+.3g}"
+        f"{change['problem']}: {name(change)}: {metric_label(change['metric'])} {change['change_percent']:+.3g}"
         f"±{change['half_width']:.2g}% over {change['rows']} rows: {change['verdict']}"
         for change in changes
         if change["verdict"] != "within noise"

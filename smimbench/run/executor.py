@@ -7,6 +7,7 @@ is kept. A process serves one set of distributions only: whatever their code has
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import queue
@@ -231,8 +232,7 @@ class _Worker:
         self.distributions = distributions
         self.task: Task | None = None
         self._verdict: tuple[Status, str] | None = None
-        self._ready = False
-        self._begun = self._heard = time.monotonic()
+        self._begun = self._heard = math.inf
         self._died: float | None = None
         with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
             file.write(STILL)
@@ -277,7 +277,7 @@ class _Worker:
     def begin(self, task: Task) -> None:
         """Give the process a task."""
         self.task = task
-        self._begun = self._heard = time.monotonic()
+        self._begun = self._heard = math.inf  # until the process says that it has begun: it may still be starting
         self._output.truncate(0)
         with open(self._pulse, "r+b") as file:
             file.write(STILL)
@@ -286,22 +286,23 @@ class _Worker:
     def receive(self, message: bytes) -> Ended | None:
         """Handle one message of the process; returns how its task ended, if the message says so."""
         self._heard = time.monotonic()
+        task = self.task
         try:
             event = json.loads(message)
-            if event == {"ready": True} and not self._ready:
-                self._ready, self._begun = True, time.monotonic()
-                return None
-            if self.task is None or not isinstance(event, dict):
+            if task is None or not isinstance(event, dict):
                 raise ValueError("nothing was asked")
-            if not event.keys() & {"answer", "error"}:
-                self.task.on_event(event)
-                return None
-            if "answer" in event:
-                self.task.accept(event["answer"])
+            if "begun" in event:
+                self._begun = self._heard
+            elif "answer" in event:
+                task.accept(event["answer"])
+            elif "error" not in event:
+                task.on_event(event)
         except (ValueError, TypeError, KeyError, RecursionError):
             self.stop(Status.FAILED, "the worker process sent something that is no answer to its task")
             return None
-        task, self.task = self.task, None
+        if not event.keys() & {"answer", "error"}:
+            return None
+        self.task = None
         return Ended(task, self._printed(), event)
 
     def enforce_limits(self, limits: Limits) -> None:
@@ -312,9 +313,9 @@ class _Worker:
             self._output.truncate(0)
         if task.timeout is not None and read_beat(self._pulse)[0] > task.timeout + max(1.0, 0.5 * task.timeout):
             self.stop(Status.TIMEOUT, f"{task.timeout:g} s reached in a step that did not return; {after}")
-        if limits.seconds is not None and self._ready and now - self._begun > limits.seconds:
+        if limits.seconds is not None and now - self._begun > limits.seconds:
             self.stop(Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; {after}")
-        if task.patience is not None and self._ready and now - self._heard > task.patience:
+        if task.patience is not None and now - self._heard > task.patience:
             self.stop(Status.TIMEOUT, f"no new number for {task.patience:g} s; {after}")
         if limits.memory is not None and (size := self.memory()) > limits.memory:
             sizes = f"{size / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
@@ -323,7 +324,7 @@ class _Worker:
     def underway(self) -> Underway:
         """The task that the process is working on."""
         assert self.task is not None
-        return Underway(self.task, time.monotonic() - self._begun, read_beat(self._pulse)[1])
+        return Underway(self.task, max(0.0, time.monotonic() - self._begun), read_beat(self._pulse)[1])
 
     def stop(self, status: Status, reason: str) -> None:
         """Stop the process and its children; ``status`` and ``reason`` describe how its task ended."""

@@ -50,9 +50,9 @@ def main() -> None:
         from smimbench.run.cell import run_cell
 
         work = partial(run_cell, timing=setup["timing"], threads=setup["threads"])
-    tell(ready=True)
     while True:
         arguments = pickle.loads(inbox.get())
+        tell(begun=True)
         try:
             answer = work(*arguments)
             for stream in (sys.stdout, sys.stderr):
