@@ -188,26 +188,26 @@ def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float
     from scipy.special import chdtrc
 
     D, s, n = (np.asarray(x, dtype=float) for x in (sizes, deviations, counts))
-    known = (n > 1) & np.isfinite(s)
-    free = np.where(known, n - 1, 0.0)
-    own = np.where(known, s, np.nan) / np.sqrt(n)
-    if not known.any() or (s[known] <= ROUNDING * s[known].max()).any():
-        return own, float(free.sum())
+    repeated = (n > 1) & np.isfinite(s)
+    degrees = np.where(repeated, n - 1, 0.0)
+    unpooled = np.where(repeated, s, np.nan) / np.sqrt(n)
+    if not repeated.any() or (s[repeated] <= ROUNDING * s[repeated].max()).any():
+        return unpooled, float(degrees.sum())
     powers = np.stack([np.ones_like(D), np.log(D / D.min())], axis=1)
-    found, covariance = _variance_law(powers[known], s[known] ** 2, free[known])
-    errors, logs = np.exp(powers @ found / 2) / np.sqrt(n), powers @ covariance @ powers.T
-    ratio = (own[known] / errors[known]) ** 2
-    bartlett = float(np.sum(free[known] * (ratio - 1 - np.log(ratio)) / (1 + 1 / (3 * free[known]))))
-    others = int(known.sum()) - 1
+    law, covariance = _variance_law(powers[repeated], s[repeated] ** 2, degrees[repeated])
+    errors, logs = np.exp(powers @ law / 2) / np.sqrt(n), powers @ covariance @ powers.T
+    ratio = (unpooled[repeated] / errors[repeated]) ** 2
+    bartlett = float(np.sum(degrees[repeated] * (ratio - 1 - np.log(ratio)) / (1 + 1 / (3 * degrees[repeated]))))
+    tested = int(repeated.sum()) - 1
     # probability of more scatter about a power law of the standard deviation, below which every size keeps its own;
     # a single size tests no law
-    if others and chdtrc(others, bartlett) < 1e-3:
-        errors, logs = own, np.diag(2 / np.maximum(free, 1))
-    used = np.isfinite(errors)
+    if tested and chdtrc(tested, bartlett) < 1e-3:
+        errors, logs = unpooled, np.diag(2 / np.maximum(degrees, 1))
+    finite = np.isfinite(errors)
     # Shares of the sizes in the variance of the limit of the law 1/D.
-    design = np.stack([np.ones_like(D), D.min() / D], axis=1)[used] / errors[used, None]
+    design = np.stack([np.ones_like(D), D.min() / D], axis=1)[finite] / errors[finite, None]
     shares = np.linalg.pinv(design)[0] ** 2
-    return errors, float(2 * shares.sum() ** 2 / (shares @ logs[np.ix_(used, used)] @ shares))
+    return errors, float(2 * shares.sum() ** 2 / (shares @ logs[np.ix_(finite, finite)] @ shares))
 
 
 def _variance_law(powers: Host, variances: Host, free: Host) -> tuple[Host, Host]:

@@ -383,25 +383,27 @@ def _ridge(problem: Problem, assumed: Problem, alpha: float) -> tuple[Orders, Me
     Lost
         Without an assumed noise, where there are just as many labels as directions.
     """
-    true, wrong = noise_of_identity(problem), noise_of_identity(assumed)
-    (T, mean), (second, known) = prior_moments(problem), prior_moments(assumed)
-    size, one = float(second[0, 0]), np.eye(len(second))
-    if true is None or wrong is None or mean.any() or known.any() or not np.allclose(second, size * one):
+    true_noises, assumed_noises = noise_of_identity(problem), noise_of_identity(assumed)
+    (T, mean), (second, assumed_mean) = prior_moments(problem), prior_moments(assumed)
+    variance, identity = float(second[0, 0]), np.eye(len(second))
+    unbiased = not (mean.any() or assumed_mean.any())
+    if true_noises is None or assumed_noises is None or not unbiased or not np.allclose(second, variance * identity):
         return None
-    R, Qhat = monte_carlo_rng("wrong assumptions: denoiser").standard_normal((len(T), 64)), 0.7 * one
-    if not np.allclose(assumed.prior.denoise(R, Qhat).estimate, R * size * 0.7 / (1 + size * 0.7), rtol=0, atol=1e-9):
+    R = monte_carlo_rng("wrong assumptions: denoiser").standard_normal((len(T), 64))
+    linear = R * variance / (1 + variance)
+    if not np.allclose(assumed.prior.denoise(R, identity).estimate, linear, rtol=0, atol=1e-9):
         return None
-    noise, assumed_noise, sites = true.mean() * one, wrong.mean() * one, problem.model.sites
-    penalty = float(wrong.mean()) / size
+    noise, assumed_noise, sites = true_noises.mean() * identity, assumed_noises.mean() * identity, problem.model.sites
+    penalty = float(assumed_noises.mean()) / variance
     try:
         M, Q = ridge_overlaps(T, noise, alpha * sites, penalty)[1:]
     except ValueError as error:
         raise Lost(str(error)) from None
     claimed = ridge_overlaps(second, assumed_noise, alpha * sites, penalty)
-    V = claimed.truth - 2 * claimed.cross + claimed.own + KNOWN * one
+    V = claimed.truth - 2 * claimed.cross + claimed.own + KNOWN * identity
     gain = np.linalg.inv(V + assumed_noise)
-    told = problem.model.kappa * alpha * sites * gain
-    return Orders(M, Q, V), Message(told, told, told @ (T - M - M.T + Q + noise) @ gain)
+    information = problem.model.kappa * alpha * sites * gain
+    return Orders(M, Q, V), Message(information, information, information @ (T - M - M.T + Q + noise) @ gain)
 
 
 DRAWS, BATCHES, DIMENSION = 500, 40, 120

@@ -153,30 +153,32 @@ def draw_signs(
     """
     D, P = len(variances), begin.shape[-2] // (3 if rule.momentum else 2)
     rule = replace(rule, direction=lambda along, metric: np.sign(along))
-    scale, one, degrees = np.sqrt(variances), np.eye(P), np.maximum(rows - np.arange(P), 0)
+    scale, identity, degrees = np.sqrt(variances), np.eye(P), np.maximum(rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:
         """Gradients of a batch of every draw."""
         u = (vectors[..., P : 2 * P, :] - vectors[..., :P, :]) * (scale / np.sqrt(D))
-        covariance = u @ turned(u) + noise * one
-        root = inverse_root(covariance, 1e-30)
+        covariance = u @ turned(u) + noise * identity
+        whitening = inverse_root(covariance, 1e-30)
         wishart = np.tril(rng.standard_normal(covariance.shape), -1)
         wishart[..., range(P), range(P)] = np.sqrt(2 * rng.standard_gamma(degrees / 2, covariance.shape[:-1]))
         wishart[..., rows:] = 0
-        residuals, towards = triangle(covariance) @ wishart, root @ u
-        fresh = rng.standard_normal(u.shape)
-        fresh -= fresh @ turned(towards) @ np.linalg.inv(one + np.sqrt(noise) * root) @ towards
-        product: Host = residuals @ (turned(residuals) @ root @ towards + fresh) * scale
+        residuals, directions = triangle(covariance) @ wishart, whitening @ u
+        orthogonal = rng.standard_normal(u.shape)
+        orthogonal -= (
+            orthogonal @ turned(directions) @ np.linalg.inv(identity + np.sqrt(noise) * whitening) @ directions
+        )
+        product: Host = residuals @ (turned(residuals) @ whitening @ directions + orthogonal) * scale
         return 2 / (rule.fraction * np.sqrt(D)) * product
 
-    vectors, kept = begin, []
+    vectors, grams = begin, []
     for step in range(int(wanted[-1]) + 1):
         if step in wanted:
             gram = (vectors * variances) @ turned(vectors) / D
             # NaN fails, too.
             if not np.abs(gram[..., : 2 * P, : 2 * P]).max() <= LARGEST:
                 raise Diverges("the overlaps grow without bound")
-            kept.append(gram)
+            grams.append(gram)
         if step < wanted[-1]:
             vectors = moved(rule, vectors, gradient(vectors), step)
-    return Path.of(wanted, np.stack(kept, axis=1), P)
+    return Path.of(wanted, np.stack(grams, axis=1), P)
