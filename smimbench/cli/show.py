@@ -236,7 +236,7 @@ def _solve_of_runs(request: Request, suite: Suite, *, silent: bool) -> None:
     from smimbench.run.store import theory_folder
 
     store = request.store(suite)
-    if not any(store.folder.glob("[!.]*.json")):  # nothing has been run
+    if suite.theory_only or not any(store.folder.glob("[!.]*.json")):  # nothing of this suite has been run
         return
     results = Results(suite, store, (), request.theory(theory_folder(store)))
     with theory_progress(suite, results.cache, silent=silent):

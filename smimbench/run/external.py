@@ -51,6 +51,7 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
     SuiteError
         If there are fewer, or if every problem has a theory only.
     """
+    suite.plans_with_data()  # or the reason why there are none
     found = list(itertools.islice(_points(suite), count))
     if len(found) < count:
         left = f"{len(found)} for {count} estimates" if found else "none"
@@ -59,7 +60,8 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
 
 
 def _points(suite: Suite) -> Iterator[Point]:
-    for plan in suite.plans_with_data():
+    """Points of the suite for which data can be drawn; none where all problems have a theory only."""
+    for plan in (plan for plan in suite.plans if not plan.theory_only):
         for dimension, seeds in zip(plan.dimensions, plan.seeds):
             for alpha, seed in itertools.product(plan.alphas, range(seeds)):
                 if selects(suite.only, problem=plan.label, alpha=alpha, dimension=dimension, seed=seed):

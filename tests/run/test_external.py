@@ -12,7 +12,7 @@ import pytest
 import smimbench
 from smimbench import load_suite
 from smimbench.run.theory_cache import TheoryCache
-from tests.helpers import SUITE, call, write_suite
+from tests.helpers import ATTENTION, SUITE, call, write_suite
 
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")
 
@@ -284,6 +284,23 @@ def test_scores_of_another_problem_size_or_root_seed_are_not_shown(tmp_path, cap
         code, _, err = call(capsys, "show", suite, "--results", results, "--set", change)
         assert (code, "no results" in err) == (2, True), change
     assert call(capsys, "show", suite, "--results", results, "--set", "problem.channel.version=9")[0] == 2
+
+
+def test_a_score_of_another_suite_of_the_same_name_is_no_business_of_theory(tmp_path, capsys):
+    """Without data, at rho = 0, there is nothing that an estimate could be of."""
+    results = ("--results", tmp_path / "r")
+    np.savez(tmp_path / "answer.npz", estimate=np.ones((1, 30, 30)))
+    suite = write_suite(tmp_path, ATTENTION)
+    assert call(capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results)[0] == 0
+    write_suite(tmp_path, ATTENTION.replace("rho = 0.5", "rho = 0.0").partition("[[algorithms]]")[0])
+    code, out, err = call(capsys, "theory", suite, "--no-thresholds", *results)
+    assert (code, err) == (0, "")
+    assert "closed form" in out
+    code, _, err = call(capsys, "show", suite, *results)
+    assert (code, len(err.splitlines())) == (2, 1)
+    code, _, err = call(capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results)
+    assert code == 2
+    assert "must be > 0 to run" in err
 
 
 def test_a_label_of_the_suite_is_told_apart(tmp_path, capsys):
