@@ -88,7 +88,7 @@ def statuses(row: JsonObject) -> Text:
     for i, (name, count) in enumerate(sorted(row["status_counts"].items(), key=lambda kv: kv[0] != "ok")):
         text.append(" " if i else "").append(f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red")
     if moving := row.get("moving") or (row.get("still_moving") or {}).get("runs"):
-        text.append(f" {moving} moving", style="yellow")
+        text.append(f" ({moving} moving)", style="yellow")
     return text
 
 
@@ -213,7 +213,7 @@ COLUMNS: dict[str, list[Column]] = {
                "layer where the channel has layers.", "component"),
         Column("n", plain, "Number of runs that gave an estimate.", "n"),
         Column("status", statuses, "Number of runs per outcome: ok, n.c. (not converged), div. (diverged), t/o (timeout), "
-               "fail, skip. `moving`: the error was still changing at the last step.", words=True),
+               "fail, skip. `(8 moving)`: in so many of these the error was still changing at the last step.", words=True),
     ],
     "Errors": [
         Column("mean ± s.e.m.", measured, "Mean of the metric over the runs and its "

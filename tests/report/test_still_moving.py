@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from smimbench.report.columns import statuses
 from smimbench.report.statistics import still_moving
 
 STEPS = np.arange(1, 1001)
@@ -53,3 +54,11 @@ def test_a_noise_floor_is_rarely_taken_for_movement(memory, size):
     """Rows of four runs about a floor, however slowly they swing."""
     rows = [found(*(0.5 * np.exp(noise(4 * row + seed, memory, size)) for seed in range(4))) for row in range(25)]
     assert sum(one is not None for one in rows) <= 1
+
+
+@pytest.mark.parametrize("row", [
+    {"status_counts": {"ok": 24}, "moving": 8},
+    {"status_counts": {"ok": 24}, "still_moving": {"runs": 8}},
+])  # fmt: skip
+def test_runs_that_still_moved_are_counted_among_the_others(row):
+    assert statuses(row).plain == "24 ok (8 moving)"
