@@ -215,8 +215,10 @@ def _refused(path: Path) -> Iterator[None]:
     """What the content of a file is refused for, in one line."""
     try:
         yield
+    except SuiteError:
+        raise
     except (OSError, ValueError) as error:
-        raise error if isinstance(error, SuiteError) else SuiteError(str(path), "", error_line(error)) from None
+        raise SuiteError(str(path), "", str(error)) from None
 
 
 @contextlib.contextmanager

@@ -141,6 +141,11 @@ def document_of(table: JsonObject) -> JsonObject:
     rows = [{**stored["common"], **row} for stored in table["places"] for row in stored["rows"]]
     document = {**table["document"], "rows": rows}
     check_model(DOCUMENT, document, "a table of smimbench")
+    for members in grouped(rows, place).values():
+        numbers = [number["component"] or 1 for row in members for number in (row, *row.get("also_predicted", ()))]
+        teachers = [excess for row in members for excess in row.get("teachers", {}).values()]
+        if any(len(excess) < max(numbers) for excess in teachers):
+            raise ValueError("not a table of smimbench: teachers must have a number for each component")
     target = max((row["target"] for row in rows), default=0.0)
     return {**document, **dict(zip(FOLLOWS, (verdicts(rows), summary(rows), extrapolated_rows(rows, target))))}
 

@@ -74,6 +74,13 @@ class Identity(Open):
     backend: str
 
 
+class Price(_Closed):
+    """What an iteration costs at least."""
+
+    flops: float
+    bytes: float
+
+
 class Timing(Open):
     """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``."""
 
@@ -87,7 +94,7 @@ class Timing(Open):
     first_iteration: Number = None
     per_iteration: Number = None
     peak_memory: int | None = None
-    cost: dict[str, float] | None = None
+    cost: Price | None = None
     ceilings: dict[str, float] | None = None
 
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from smimbench.report.stored_table import text_of_table
 from tests.helpers import SUITE, call, write_suite
 
 
@@ -126,3 +127,33 @@ def test_every_field_of_a_row_has_a_checked_structure(made, capsys):
 
     rows = json.loads(call(capsys, "show", made / "small.json", "--json")[1])["rows"]
     assert {name for row in rows for name in row} == set(Row.model_fields)
+
+
+ODD = {
+    "no number for a teacher": lambda rows: [row["teachers"].update({"0/0": []}) for row in rows if "teachers" in row],
+    "a component too many": lambda rows: rows[0].update(component=3),
+    "no component": lambda rows: rows[0].update(component=2**63),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("verb", ["show", "verify", "compare"])
+def test_a_table_whose_rows_do_not_fit_each_other_is_one_line(made, tmp_path, capsys, name, verb):
+    table = json.loads((made / "results" / "small" / "table" / "rows.json").read_text())
+    for stored in table["places"]:
+        ODD[name](stored["rows"])
+    path = tmp_path / "odd.json"
+    path.write_text(text_of_table(table))
+    code, out, err = call(capsys, verb, path, *([path] if verb == "compare" else []))
+    assert (code, out) == (2, "")
+    assert err.endswith("odd.json: not a table of smimbench: teachers must have a number for each component\n")
+
+
+def test_a_table_is_shown_and_marked(made, capsys):
+    table = made / "results" / "small" / "table" / "rows.json"
+    code, out, err = call(capsys, "show", table, "--json")
+    assert json.loads(out) == json.loads(call(capsys, "show", made / "small.json", "--json")[1])
+    assert (code, "of format 2: values of runs can be verified" in err) == (0, True)
+    code, out, _ = call(capsys, "verify", table, "--cells", 2)
+    assert code == 0
+    assert "2 cells run again: all agree; of format 2" in " ".join(out.split())
