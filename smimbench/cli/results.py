@@ -203,7 +203,7 @@ def _print_outcome(document: JsonObject, request: Request, folder: Path) -> None
 
 def _print_verdicts(console: Console, document: JsonObject, most: float = math.inf) -> int:
     """Print the verdict on every problem and its other algorithms, in ``most`` lines; returns how many there were."""
-    from smimbench.report.verdict import contender_line, verdict_line
+    from smimbench.report.verdict import REFUSED, contender_line, verdict_line
 
     used = unnamed = 0
     for verdict in document["verdicts"]:
@@ -214,7 +214,7 @@ def _print_verdicts(console: Console, document: JsonObject, most: float = math.i
         for one in others if first.get("points") else ():
             line = textwrap.fill(contender_line(one), console.width, initial_indent="  ", subsequent_indent="    ")
             # What is wrong is named, however long the list is.
-            if used + line.count("\n") + 1 > most and one["prediction"] != "no" and not one["below_optimum"]:
+            if used + line.count("\n") + 1 > most and one["prediction"] not in REFUSED and not one["below_optimum"]:
                 unnamed += 1
                 continue
             console.print(line, markup=False)

@@ -12,7 +12,7 @@ from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import without
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.labels import distinguish, grouped
-from smimbench.report.statistics import Change, change_between, mean_change, shared_instances
+from smimbench.report.statistics import Change, change_between, failed_runs, mean_change, runs_of, shared_instances
 from smimbench.suite.cells import agree
 from smimbench.suite.schema import ORACLE
 
@@ -132,7 +132,7 @@ def _judge_change(a: JsonObject | None, b: JsonObject | None) -> JsonObject:
         return {**blank, "verdict": GONE}
     shared = shared_instances(a["values"], b["values"])
     before, after = (_mean_on(shared, row) for row in (a, b))
-    fails_more = _lost_share(b) > _lost_share(a)
+    fails_more = _failed_share(b) > _failed_share(a)
     if before == after:
         return {**blank, "change_percent": 0.0, "z": 0.0, "verdict": FAILS_MORE if fails_more else "unchanged"}
     metric, percent = find_metric(b["metric"]), 100 / abs(before) if before else None
@@ -159,10 +159,8 @@ def _mean_on(instances: Sequence[str], row: JsonObject) -> float:
     return float(np.mean([row["values"][name] for name in instances]))
 
 
-def _lost_share(row: JsonObject) -> float:
-    """Share of runs without an estimate, among those that were not skipped."""
-    runs = sum(count for status, count in row["status_counts"].items() if status != "skipped")
-    return max(0.0, 1 - row["n"] / runs) if runs else 0.0
+def _failed_share(row: JsonObject) -> float:
+    return failed_runs(row) / max(1, runs_of(row))
 
 
 def _time_change(a: JsonObject | None, b: JsonObject | None) -> float | None:

@@ -166,7 +166,7 @@ def read_packed(path: Path) -> PackedTable:
     if pack["packed"] == stored_table.FORMAT:
         with _refused(path):
             return PackedTable(stored_table.document_of(pack), pack["run"], [stored_table.UNVERIFIABLE])
-    with unpacked(path, pack) as results:
+    with unpacked(path, pack, any_code=True) as results:
         document, remarks = results.document(), [*results.suite.remarks]
         if results.cache.is_missing:
             remarks.append("not all theory of its rows is in the file")
@@ -222,8 +222,8 @@ def _refused(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unpacked(path: Path, pack: JsonObject) -> Iterator[Results]:
-    """Results of a pack as ``run`` leaves them, in a folder that lasts as long as the context.
+def unpacked(path: Path, pack: JsonObject, *, any_code: bool = False) -> Iterator[Results]:
+    """Results of a pack as ``run`` leaves them, whatever code made them if asked so, in a folder that lasts as long as the context.
 
     Raises
     ------
@@ -238,7 +238,7 @@ def unpacked(path: Path, pack: JsonObject) -> Iterator[Results]:
         with _refused(path):
             check_model(_Pack, pack, "packed results of smimbench")
             _write_files(pack, store, Path(temporary) / "theory")
-            results = Results(suite.with_choices(shared), store, (), cache)
+            results = Results(suite.with_choices(shared), store, (), cache, any_code=any_code)
             scores = scores_of(store)
             scores.load()
             for complaint in (*store.complaints, *scores.complaints):

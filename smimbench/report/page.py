@@ -93,7 +93,9 @@ def _contender_table(verdict: JsonObject) -> str:
 
 
 def _shown(verdict: JsonObject) -> JsonObject:
-    best = verdict["contenders"][0] if verdict["contenders"] and verdict["contenders"][0]["points"] else None
+    best = next(iter(verdict["contenders"]), None)
+    if best and ("mean_error" in best or not best["points"]):  # its line says all
+        best = None
     words = {"own": prediction_words(best), "ratio": ratio_words(best)} if best else {}
     return {**verdict, "best": best, **words, "ties": tied_words(verdict), "line": verdict_line(verdict)}
 

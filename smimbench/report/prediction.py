@@ -54,6 +54,16 @@ RESOLUTION = 1e-3
 """Deviation below which nothing is refused: runs stop at a tolerance. Halved: the same, at the default tolerance."""
 
 
+FAR = 8.0
+"""Robust standard deviations of the log error from which on a run is far off. Doubled, errors three times the usual are not."""
+
+FACTOR = 1.5
+"""Ratio to the median error below which no run is far off. Doubled, a run with twice the error of the others is not."""
+
+RARE = 0.1
+"""Largest share of runs that are rare exceptions, of a row twice that: more are a threshold. Doubled, so are runs near one."""
+
+
 class Deviation(NamedTuple):
     """A relative deviation from theory as D grows: its standard error, which rests on ``dof`` degrees of freedom, and what
     corrections of finite size may add to it.
@@ -178,7 +188,61 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
         not be seen; else ``"yes"``; None: it has no prediction. ``would_have_seen``: the smallest deviation of the error at any
         sample ratio that would have been seen. ``deviation``, ``deviation_z``, ``deviation_of``: the number that deviates most,
         relative to the prediction, in standard errors, and which it is. ``no_theory``: why there is no prediction.
+        Where a few runs that are far off are the reason why it is not ``"yes"``: ``"far off"``, with ``far_off``, their number
+        and that of all runs; all else is then about the others.
     """
+    answer = _agreement(rows, metric)
+    if answer["prediction"] in (None, "yes") or answer["would_have_seen"] is None:
+        return answer
+    far, runs = _far_off([row for row in rows if row["metric"] == metric])
+    if not far:
+        return answer
+    others = _agreement(_without(rows, far), metric)
+    if others["prediction"] == "no":
+        return others
+    if others["would_have_seen"] is None:
+        return answer
+    if others["prediction"] == answer["prediction"] and 10 * others["would_have_seen"] > answer["would_have_seen"]:
+        return answer
+    return {**others, "prediction": "far off", "far_off": [len(far), runs]}
+
+
+def _far_off(rows: Sequence[JsonObject]) -> tuple[set[tuple[Any, str]], int]:
+    """Runs, by place and instance, whose error is far from the median of their row, if they are few; and the number of runs.
+
+    Logarithms of errors scatter about the median of a row by a robust standard deviation, that of the row or of all rows
+    together, whichever is larger.
+    """
+    distances = []
+    for row in rows:
+        logs = {name: math.log(max(value, row["target"], 1e-300)) for name, value in row["values"].items()}
+        median = float(np.median([*logs.values()])) if logs else 0.0
+        distances.append((place(row), {name: abs(value - median) for name, value in logs.items()}))
+    every = [distance for _, row in distances for distance in row.values()]
+    runs = {(where, name) for where, row in distances for name in row}
+    far: set[tuple[Any, str]] = set()
+    for where, row in distances:
+        spread = max(float(np.median(values)) for values in (every, [*row.values()])) if row else 0.0
+        limit = max(FAR * 1.4826 * spread, math.log(FACTOR))  # 1.4826: of a normal law
+        exceptions = {(where, name) for name, distance in row.items() if distance > limit}
+        if len(exceptions) <= max(1, 2 * RARE * len(row)):
+            far |= exceptions
+    return (far if len(far) <= RARE * len(runs) else set()), len(runs)
+
+
+def _without(rows: Sequence[JsonObject], runs: set[tuple[Any, str]]) -> list[JsonObject]:
+    """Rows without these runs."""
+
+    def less(numbers: JsonObject, where: Any) -> JsonObject:
+        return {**numbers, "values": {name: v for name, v in numbers["values"].items() if (where, name) not in runs}}
+
+    return [
+        {**less(row, place(row)), "also_predicted": [less(one, place(row)) for one in row.get("also_predicted", ())]}
+        for row in rows
+    ]
+
+
+def _agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
     predicted, lost = _predicted(rows)
     directions = {number: find_metric(number.metric).direction for number in predicted}
     loose = SPECTRAL if any(row.get("branch") == "spectral" for row in rows) else 1.0

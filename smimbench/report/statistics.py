@@ -13,7 +13,7 @@ from smimbench.backend.roofline import fraction
 from smimbench.files import JsonObject
 from smimbench.interfaces import Host
 from smimbench.numerics.statistics import ROUNDING, quantile
-from smimbench.run.loop import READINGS
+from smimbench.run.loop import READINGS, Status
 
 Record = JsonObject
 Trajectory = JsonObject
@@ -43,6 +43,17 @@ def instance_of(record: Record, number: int = 0) -> str:
     """Instance of a run: its root seed and replicate, or a running number if these are unknown."""
     cell = record.get("cell") or {}
     return f"{cell.get('seed', 'elsewhere')}/{cell.get('replicate', number)}"
+
+
+def runs_of(row: JsonObject) -> int:
+    """Runs of a row that were not skipped."""
+    return sum(count for status, count in row["status_counts"].items() if status != Status.SKIPPED)
+
+
+def failed_runs(row: JsonObject) -> int:
+    """Runs of a row that have no value because of how they ended."""
+    runs, ended_ok = runs_of(row), int(row["status_counts"].get(Status.OK, 0))
+    return max(0, min(runs - len(row["values"]), runs - ended_ok))
 
 
 def mean_of(values: Sequence[float] | Host) -> float | None:

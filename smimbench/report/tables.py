@@ -50,7 +50,7 @@ def _verdict(rows: Rows, *alone: str | Column) -> Columns:
 
 
 def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[RenderableType]:
-    """Error against theory: one table per problem and metric, the largest excess over the optimal error first."""
+    """Error against theory, if it is known: one table per problem and metric, the largest excess over the optimum first."""
     tables = []
     for (problem, metric), members in _by_problem(rows, "metric").items():
         shown, note = _cut(sorted(members, key=_worst), full, "worst first")
@@ -58,7 +58,8 @@ def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[Rende
         size = f", {letter_of(members)} = {sizes.pop()}" if len(sizes) == 1 else ""
         columns = [*WHERE, "component", "n", "mean ± s.e.m.", *_verdict(members, "diff")]
         columns += ["at this D", "error / optimal", "status"]
-        title = f"{problem}: {metric_label(metric)} against theory{size}"
+        against = " against theory" if any(row["theory"] is not None for row in members) else ""
+        title = f"{problem}: {metric_label(metric)}{against}{size}"
         tables.append(make_table(title, columns, shown, note))
     return tables
 
@@ -86,6 +87,7 @@ CONTENDER: Columns = [
     "algorithm",
     "settings",
     "error / optimal",
+    "mean error",
     "at 0",
     Column("as predicted", prediction_cell, words=True),
     Column("time to 5%", lambda c: seconds(c["near_seconds"]) or near_words(c), sorts="near_seconds"),

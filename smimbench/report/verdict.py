@@ -11,10 +11,10 @@ import numpy as np
 
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric, metric_label
-from smimbench.report.columns import number, ratio_words, seconds
+from smimbench.report.columns import measured, number, ratio_words, seconds
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place, summed_statuses
 from smimbench.report.prediction import agreement, is_below_optimum
-from smimbench.report.statistics import ZERO, change_between, mean_of
+from smimbench.report.statistics import ZERO, change_between, failed_runs, mean_and_error, mean_of, runs_of
 from smimbench.suite.schema import ORACLE
 
 PREDICTED = {
@@ -25,6 +25,9 @@ PREDICTED = {
     None: "no prediction",
 }
 """Whether an algorithm matches its prediction, in words."""
+
+REFUSED = ("no", "far off")
+"""Answers that say that something is wrong."""
 
 BELOW = "below the optimum: samples, teacher or code?"
 """What is said of an algorithm that is better than possible."""
@@ -52,10 +55,12 @@ def verdicts(rows: Sequence[JsonObject], against: str | None = None) -> list[Jso
         ``smimbench.report.prediction.agreement`` says; ``below_optimum``, whether its error is smaller than possible;
         ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to
         within 5% of the optimum (None: never at one of them); ``seconds`` and ``iterations`` per run;
-        ``status_counts``; ``moving``, runs whose error still moved at their last step; ``compared``, the geometric mean
-        ``ratio`` of its error to that of the algorithm ``with`` (``against``, or the best) and its ``interval``, by
+        ``status_counts``; ``failed``, runs without an estimate, only if there are any, which ratios and ties count as
+        ``with_failures`` does; ``moving``, runs whose error still moved at their last step; ``compared``, the geometric
+        mean ``ratio`` of its error to that of the algorithm ``with`` (``against``, or the best) and its ``interval``, by
         Student's t on the logarithms, paired by instance (None: no two runs); ``unsolved``, sample ratios with an
-        estimate whose Bayes-optimal error is not known, only if there are any.
+        estimate whose Bayes-optimal error is not known, only if there are any; and only where it is known nowhere
+        ``mean_error``, the geometric mean of the errors, by which algorithms are then ranked, with ``mean_error_sem``.
     """
     groups = grouped(contenders(rows), lambda row: row["problem"])
     return [_verdict(problem, members, against) for problem, members in groups.items()]
@@ -71,26 +76,68 @@ def _verdict(problem: str, rows: Rows, against: str | None) -> JsonObject:
     metric = next((name for name in names if find_metric(name).direction == "lower"), None)
     largest = max(row["dimension"] for row in rows)
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
-    name, ratios, logs = names_with_backend(own), {row["nominal_alpha"] for row in own}, _log_ratios(own)
+    solved = any(map(_is_solved, grouped(own, place).values()))
+    # Where no optimum is known, ratios to 1 are the errors themselves.
+    ranked = with_failures(
+        own if solved else [{**row, "bayes": 1.0, "optimum": 1.0, "optimum_error": None} for row in own]
+    )
+    name, ratios, logs = names_with_backend(own), {row["nominal_alpha"] for row in own}, _log_ratios(ranked)
     whole, found = grouped(rows, name), []
-    for label, members in grouped(own, name).items():
+    for label, members in grouped(ranked, name).items():
         # A sample ratio that others were run at and this one was not is no estimate, either.
         missed = len(ratios - {row["nominal_alpha"] for row in members})
         below = {"below_optimum": is_below_optimum(whole[label], metric)}
         found.append({"algorithm": label, **_contender(members, missed), **agreement(whole[label], metric), **below})
     best, *others = sorted(found, key=_rank) or [{}]
-    tied = []
-    for one in others:
-        if None not in (one["ratio_to_bayes"], best["ratio_to_bayes"]) and one["missing"] == best["missing"]:
-            change = _compared(logs, best["algorithm"], one["algorithm"])
-            tied += [one["algorithm"]] * (change is None or change["interval"][0] <= 1 <= change["interval"][1])
+    tied = [one["algorithm"] for one in others if _is_tied(logs, best, one)]
     # What drew samples of its own saw other data, and more of it, than the others.
     alone = {name(row) for row in own if not _is_on_its_data(row)}
     for one in found:
         other = against if against is not None and against in logs else best["algorithm"]
         one["compared"] = None if alone & {other, one["algorithm"]} else _compared(logs, other, one["algorithm"])
+        if not solved:
+            one |= {
+                "mean_error": one["ratio_to_bayes"],
+                "mean_error_sem": one["ratio_error"],
+                "unsolved": one["points"],
+            }
+            one |= dict.fromkeys(("ratio_to_bayes", "ratio_error", "near_fraction"))
     return {"problem": problem, "metric": metric, "dimension": largest, "contenders": [best, *others] if best else [],
             "dimension_letter": letter_of(rows), "tied": tied}  # fmt: skip
+
+
+def with_failures(rows: Rows) -> Rows:
+    """Rows in which failed runs, counted as ``failed``, have a value: the largest of all algorithms at that point.
+
+    A squared error is then at least 1, that of the prior mean. Of an algorithm without any estimate there is nothing to rank.
+    """
+    points, counted = grouped(rows, _point), []
+    estimated = {(row["problem"], row["algorithm"], row["backend"]) for row in rows if row["values"]}
+    for row in rows:
+        failed = failed_runs(row)
+        if not failed or (row["problem"], row["algorithm"], row["backend"]) not in estimated:
+            counted.append(row)
+            continue
+        instances = [instance for other in points[_point(row)] for instance in other["values"].items()]
+        worst = max((value for _, value in instances), default=0.0)
+        worst = max(worst, 1.0) if row["metric"] == "mse" else worst
+        names = [name for name in dict(instances) if name not in row["values"]] + [f"failed/{k}" for k in range(failed)]
+        values = row["values"] | dict.fromkeys(names[:failed], worst)
+        counted.append({**row, "values": values, "failed": failed, **mean_and_error(np.array([*values.values()]))})
+    return counted
+
+
+def _point(row: JsonObject) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("problem", "nominal_alpha", "dimension", "metric", "component"))
+
+
+def _is_tied(logs: Mapping[str, Mapping[Any, float]], best: JsonObject, one: JsonObject) -> bool:
+    """Whether runs do not tell an algorithm from the best; one that fails more often is none."""
+    if None in (one["ratio_to_bayes"], best["ratio_to_bayes"]) or one["missing"] != best["missing"]:
+        return False
+    change = _compared(logs, best["algorithm"], one["algorithm"])
+    fails_more = one.get("failed", 0) > best.get("failed", 0)
+    return not fails_more and (change is None or change["interval"][0] <= 1 <= change["interval"][1])
 
 
 def _compared(logs: Mapping[str, Mapping[Any, float]], other: str, name: str) -> JsonObject | None:
@@ -107,6 +154,7 @@ def _contender(rows: Rows, missed: int) -> JsonObject:
     points = list(grouped(rows, place).values())
     firsts, solved = [layers[0] for layers in points], [layers for layers in points if _is_solved(layers)]
     known = [layers for layers in solved if all(row["mean"] is not None for row in layers)]
+    without = sum(layers[0].get("failed") == len(layers[0]["values"]) for layers in known)
     target = rows[0]["target"]  # one for the suite
     logs, errors, zeros = [], [], []
     for layers in known:
@@ -121,21 +169,22 @@ def _contender(rows: Rows, missed: int) -> JsonObject:
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
     near = [layers[0]["time_to_theory"]["0.05"] for layers in solved]
     unsolved = sum(layers[0]["mean"] is not None for layers in points if not _is_solved(layers))
-    times = [one["seconds"] for one in near]
+    times, failed = [one["seconds"] for one in near], sum(row.get("failed", 0) for row in firsts)
     return {
         "settings": rows[0].get("settings", ""),
         "ratio_to_bayes": ratio,
         "ratio_error": error if math.isfinite(error) else None,
         "where_zero": max(zeros, default=None),
         "zero_reached": max(zeros) <= target if zeros else None,
-        "points": len(known),
-        "missing": len(points) - len(known) + missed,
+        "points": len(known) - without,
+        "missing": len(points) - len(known) + without + missed,
         "near_seconds": None if None in times or not times else float(np.median(times)),
         "near_fraction": mean_of([one["fraction"] or 0.0 for one in near]) if known else None,
         **{key: mean_of([r[key] for r in firsts if r[key] is not None]) for key in ("seconds", "iterations")},
         "status_counts": summed_statuses(firsts),
         "moving": sum((row["still_moving"] or {}).get("runs", 0) for row in firsts),
         **({"unsolved": unsolved} if unsolved else {}),
+        **({"failed": failed} if failed else {}),
     }
 
 
@@ -166,25 +215,26 @@ def verdict_line(verdict: JsonObject) -> str:
     best = verdict["contenders"][0]
     unsolved = max(one.get("unsolved", 0) for one in verdict["contenders"])
     if not best["points"]:
-        reason = (
-            "no verdict, because the optimal error is not known" if unsolved else "no algorithm has made an estimate"
-        )
-        return f"{verdict['problem']}: {reason}"
+        return f"{verdict['problem']}: no algorithm has made an estimate"
     parts = [f"{verdict['problem']}: {best['algorithm']}{' is best' if len(verdict['contenders']) > 1 else ''}"]
     if best["ratio_to_bayes"] is not None:
         parts.append(f"{ratio_words(best)} times the optimal error")
+    parts += _error_words(best) + _failure_words(best)
     if best["compared"]:
         parts.append(compared_words(best["compared"]))
     if best["where_zero"] is not None and (best["ratio_to_bayes"] is None or not best["zero_reached"]):
         parts.append(f"{'0' if best['zero_reached'] else number(best['where_zero'])} where the optimal error is 0")
-    parts.append(prediction_words(best))
+    if "mean_error" not in best:
+        parts.append(prediction_words(best))
     if best["seconds"] is not None:
         parts.append(f"{seconds(best['seconds'])} per run")
     if verdict["tied"]:
         parts.append(f"tied with {tied_words(verdict)}")
     if cheats := [one["algorithm"] for one in verdict["contenders"] if one["below_optimum"] and one is not best]:
         parts.append(f"{', '.join(cheats)}: {BELOW}")
-    if unsolved:
+    if "mean_error" in best:
+        parts.append("the optimal error is not known")
+    elif unsolved:
         parts.append(
             f"without {unsolved} of {best['points'] + unsolved} sample ratios, whose optimal error is not known"
         )
@@ -198,13 +248,25 @@ def contender_line(one: JsonObject) -> str:
         parts.append(compared_words(one["compared"]))
     if one["ratio_to_bayes"] is not None:
         parts.append(f"{one['ratio_to_bayes']:.3g} x optimal")
+    parts += _error_words(one) + _failure_words(one)
     if one["where_zero"] is not None and (one["ratio_to_bayes"] is None or not one["zero_reached"]):
         parts.append(f"{'0' if one['zero_reached'] else number(one['where_zero'], 2)} where the optimal error is 0")
-    if not parts and one.get("unsolved"):
-        parts.append("the optimal error is not known")
-    if one["below_optimum"] or one["prediction"] == "no":
+    if one["below_optimum"] or one["prediction"] in REFUSED:
         parts.append(prediction_words(one))
     return f"{one['algorithm']}: {', '.join(parts) or 'no estimate'}"
+
+
+def _error_words(one: JsonObject) -> list[str]:
+    """The error where no optimal error is known."""
+    if one.get("mean_error") is None:
+        return []
+    several = f" (geometric mean of {one['points']} sample ratios)" if one["points"] > 1 else ""
+    return [f"error {measured(one['mean_error'], one['mean_error_sem'])}{several}"]
+
+
+def _failure_words(one: JsonObject) -> list[str]:
+    """How many runs have no estimate."""
+    return [f"{one['failed']} of {runs_of(one)} runs failed"] if one.get("failed") else []
 
 
 def compared_words(found: JsonObject) -> str:
@@ -217,7 +279,7 @@ def prediction_words(one: JsonObject) -> str:
     """Whether an algorithm matches its prediction, with the deviation that runs show, or would have shown."""
     if one["below_optimum"]:
         return BELOW
-    return PREDICTED[one["prediction"]] + _how_far(one)
+    return _far_off_words(one) or PREDICTED[one["prediction"]] + _how_far(one)
 
 
 def prediction_cell(one: JsonObject) -> str:
@@ -225,7 +287,15 @@ def prediction_cell(one: JsonObject) -> str:
     if one["below_optimum"]:
         return BELOW
     said = {None: "none", "finite size": "finite size?"}.get(one["prediction"], one["prediction"])
-    return f"{said}{_how_far(one)}"
+    return _far_off_words(one) or f"{said}{_how_far(one)}"
+
+
+def _far_off_words(one: JsonObject) -> str:
+    """How many runs are far off, if these are what does not match the prediction."""
+    if one["prediction"] != "far off":
+        return ""
+    count, runs = one["far_off"]
+    return f"{count} of {runs} runs {'is' if count == 1 else 'are'} far off"
 
 
 def _share(value: float) -> str:
@@ -303,7 +373,7 @@ def summary(rows: Sequence[JsonObject]) -> list[JsonObject]:
         first algorithm on the same instances, with ``interval`` by Student's t on the paired logarithms (None for the first).
     """
     own = on_their_data(rows)
-    known, logs = errors(own), _log_ratios(own)
+    known, logs = errors(own), _log_ratios(with_failures(own))
     if len(known) < 2:
         return []
     everything = len({where for one in known.values() for where in one})

@@ -7,6 +7,7 @@ import pytest
 
 from smimbench.numerics.statistics import normal_score
 from smimbench.report.prediction import FINITE, LEVEL, POWER, Point, agreement, deviation
+from smimbench.report.verdict import verdict_line, verdicts
 from tests.report.rows import row
 
 SIZES = (150, 300, 600)
@@ -81,6 +82,38 @@ def test_scatter_near_a_threshold_is_finite_size():
     found = deviation(points)
     assert found.finite > 1
     assert found.score(found.finite) == 0
+
+
+def with_far_off(rows, share, factor=13.0):
+    """The same share of the runs of every row has an error that is so many times as large."""
+    for one in rows:
+        names = [*one["values"]][: round(share * len(one["values"]))]
+        one["values"] |= {name: factor * one["values"][name] for name in names}
+    return rows
+
+
+@pytest.mark.parametrize("how", [{"alphas": 3}, {"alphas": 1}, {"alphas": 3, "sizes": (100,)}], ids=str)
+@pytest.mark.parametrize("factor", [13.0, 40.0])
+def test_a_wrong_sign_in_one_run_of_twenty_is_no_threshold(how, factor):
+    rng = np.random.default_rng(5)
+    rows = with_far_off(simulated(rng, seeds=20, **{"sizes": (400,)} | how), 0.05, factor)
+    found = agreement(rows, "mse")
+    assert (found["prediction"], found["far_off"]) == ("far off", [len(rows), 20 * len(rows)])
+    assert found["would_have_seen"] < 0.5
+    (verdict,) = verdicts([{**one, "bayes": one["own_theory"], "optimum": one["own_theory"]} for one in rows])
+    assert f"{len(rows)} of {20 * len(rows)} runs {'are' if len(rows) > 1 else 'is'} far off" in verdict_line(verdict)
+    assert "finite" not in verdict_line(verdict)
+
+
+def test_without_what_is_far_off_the_others_are_tested():
+    rng = np.random.default_rng(6)
+    assert agreement(with_far_off(simulated(rng, seeds=20, off=0.5), 0.05), "mse")["prediction"] == "no"
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_what_many_runs_do_is_a_threshold(share):
+    rng = np.random.default_rng(7)
+    assert agreement(with_far_off(simulated(rng, seeds=20, alphas=1), share), "mse")["prediction"] == "finite size"
 
 
 @pytest.mark.parametrize(("scatter", "said"), [(0.1, "no"), (2.0, "finite size")])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 
-from smimbench.report.tables import contender_tables, runtime_tables
-from smimbench.report.verdict import contender_line, near_words, verdict_line, verdicts
+from smimbench.report.tables import contender_tables, error_tables, runtime_tables
+from smimbench.report.verdict import contender_line, near_words, summary, verdict_line, verdicts
 from tests.report.rows import printed, row, values_of
 
 
@@ -89,7 +90,7 @@ def test_points_without_an_optimal_error_are_named_and_not_counted():
     assert one["near_fraction"] == rows[0]["time_to_theory"]["0.05"]["fraction"]
     assert verdict_line(found).endswith("without 1 of 2 sample ratios, whose optimal error is not known")
     (found,) = verdicts(rows[1:])
-    assert verdict_line(found) == "p: no verdict, because the optimal error is not known"
+    assert verdict_line(found) == "p: gamp, error 0.3000±0.0100, 1 s per run, the optimal error is not known"
     assert "never" not in printed(runtime_tables(rows[1:], "here"))
 
 
@@ -190,3 +191,88 @@ def test_fresh_samples_are_not_compared_with_the_data_set():
 def test_an_error_of_0_is_an_estimate():
     found = verdicts([at(0.1, 0.0, 0.0), at(0.1, 1e-9, 0.0, algorithm="adam")])[0]["contenders"]
     assert contender_line(found[1]) == "adam: 0 where the optimal error is 0"
+
+
+# -- failures -------------------------------------------------------------------------------------------------------------
+
+
+def twins(lost, status="failed", runs=144, alphas=(0.1, 0.2)):
+    """Rows of two algorithms with the same errors; at every sample ratio one of them has lost these runs."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for alpha in alphas:
+        values = {
+            f"0/{k}": float(error)
+            for k, error in enumerate(0.1 * np.exp(0.1 * rng.standard_normal(runs // len(alphas))))
+        }
+        for name, without in (("fails", lost), ("intact", 0)):
+            left = dict([*values.items()][without:])
+            counts = {"ok": len(left), status: without}
+            mean, sem = np.mean([*left.values()]) if left else None, 0.001
+            rows.append(at(alpha, mean, 0.1, algorithm=name, sem=sem, values=left, n=len(left), status_counts=counts))
+    return rows
+
+
+@pytest.mark.parametrize("status", ["failed", "diverged", "timeout"])
+@pytest.mark.parametrize("lost", [1, 9, 71])
+def test_who_fails_is_neither_best_nor_tied(status, lost):
+    (found,) = verdicts(twins(lost, status))
+    intact, fails = found["contenders"]
+    assert (intact["algorithm"], fails["algorithm"], found["tied"]) == ("intact", "fails", [])
+    assert f"{2 * lost} of 144 runs failed" in contender_line(fails)
+    # Each failure counts as the prior mean: ten times the error.
+    share = lost / 72
+    assert fails["ratio_to_bayes"] == pytest.approx((1 - share) * intact["ratio_to_bayes"] + 10 * share, rel=0.01)
+    assert fails["compared"]["ratio"] == pytest.approx(10**share, rel=0.03)
+    (alone,) = verdicts([row for row in twins(lost, status) if row["algorithm"] == "fails"])
+    assert f"{2 * lost} of 144 runs failed" in verdict_line(alone)
+    assert alone["contenders"][0]["ratio_to_bayes"] == fails["ratio_to_bayes"]
+
+
+def test_what_was_refused_has_not_failed():
+    (found,) = verdicts(twins(9, "skipped"))
+    assert found["tied"]
+    assert all("failed" not in one for one in found["contenders"])
+
+
+def test_to_fail_everywhere_at_one_sample_ratio_is_no_estimate():
+    rows = [*twins(72, alphas=(0.1, 0.2))[:2], *twins(0)[2:]]
+    (found,) = verdicts(rows)
+    one = found["contenders"][1]
+    assert (one["algorithm"], one["points"], one["missing"], one["failed"]) == ("fails", 1, 1, 72)
+    assert one["ratio_to_bayes"] == pytest.approx(math.sqrt(10), rel=0.02)
+    (found,) = verdicts([row for row in twins(72) if row["algorithm"] == "fails"])
+    assert verdict_line(found) == "p: no algorithm has made an estimate"
+
+
+def test_failures_count_in_the_summary_of_all_problems():
+    rows = [{**row, "problem": name} for name in "pq" for row in twins(9)]
+    intact, fails = summary(rows)
+    assert (intact["algorithm"], fails["algorithm"]) == ("intact", "fails")
+    assert (intact["instances"], fails["instances"]) == (288, 252)
+    assert fails["ratio_to_bayes"] == pytest.approx(10 ** (1 / 8) * intact["ratio_to_bayes"], rel=0.02)
+    assert fails["interval"][0] > 1.1
+
+
+# -- without an optimum ---------------------------------------------------------------------------------------------------
+
+
+def test_where_no_optimum_is_known_errors_and_their_ratios_are_said():
+    rows = [
+        at(alpha, factor * mean, None, algorithm=name, sem=0.001, theory=None,
+           values={f"0/{k}": factor * mean * (1 + 0.1 * k) for k in range(4)})
+        for alpha, mean in ((0.1, 0.4), (0.2, 0.1))
+        for name, factor in (("adam", 1.5), ("gamp", 1.0))
+    ]  # fmt: skip
+    (found,) = verdicts(rows)
+    gamp, adam = found["contenders"]
+    assert (gamp["algorithm"], gamp["ratio_to_bayes"]) == ("gamp", None)
+    assert gamp["mean_error"] == pytest.approx(0.2)
+    assert "p: gamp is best, error 0.2000" in verdict_line(found)
+    assert "the optimal error is not known" in verdict_line(found)
+    assert contender_line(adam).startswith("adam: 1.5 x gamp (1.5 to 1.5), error 0.3000")
+    text = printed(contender_tables([found]))
+    assert "mean error" in " ".join(text.split())
+    assert "error / optimal" not in " ".join(text.split())
+    assert "against theory" not in printed(error_tables(rows))
+    assert "against theory" in printed(error_tables([at(0.1, 0.4, 0.4)]))
