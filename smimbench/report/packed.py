@@ -223,7 +223,7 @@ def _refused(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unpacked(path: Path, pack: JsonObject, *, any_code: bool = False) -> Iterator[Results]:
-    """Results of a pack as ``run`` leaves them, whatever code made them if asked so, in a folder that lasts as long as the context.
+    """Results of a pack as ``run`` leaves them, of any code if asked so, in a folder that lasts as long as the context.
 
     Raises
     ------
