@@ -102,11 +102,6 @@ class Continuation:
         while not self.finished and not (until is not None and self._passed(until)):
             self._advance(self.stages[-1])
 
-    def follow_bifurcations(self) -> None:
-        """Follow the curve until all components have been learned or the curve ends."""
-        while not self.finished and len(self.stages[-1].learned) < self.problem.components:
-            self._advance(self.stages[-1])
-
     def _passed(self, alpha: float) -> bool:
         """Whether the curve has passed alpha and its last node has the largest alpha so far."""
         nodes = self.stages[-1].nodes

@@ -245,6 +245,15 @@ def branch_ends(ratios: Host, wanted: Host, branch: str) -> Host:
     return np.where(reached.all(1), 0, len(ratios) - (~reached)[:, ::-1].argmax(1))
 
 
+def aitken(first: float, second: float, third: float) -> float:
+    """Limit of a sequence by Aitken's extrapolation; one that moves further than the sequence itself did is noise."""
+    step, bend = third - second, (third - second) - (second - first)
+    if not abs(bend) > 1e-13 * abs(third):
+        return third
+    limit = third - step**2 / bend
+    return limit if abs(limit - third) <= 3 * abs(step) else third
+
+
 def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Prediction:
     """Prediction at perfect recovery: zero error, known exactly."""
     zero = np.zeros(problem.components)
@@ -352,13 +361,11 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     if below is None or balanced is None or above is None or above[2] < 0.8 * below[2]:
         return None
     noise = above[1] + drift
-    low, middle, high = (float(found[0].max()) for found in (below, balanced, above))
-    bend = (high - middle) - (middle - low)
-    limit = high - (high - middle) ** 2 / bend if abs(bend) > 1e-13 * high else high
-    if abs(limit - high) > abs(high - middle):
-        # No geometric sequence: what is left is not known better than the last step.
-        return Threshold(high, abs(high - middle) + high * noise)
-    return Threshold(limit, abs(limit - high) + limit * noise)
+    low, middle, high = (float(rates.max()) for rates, *_ in (below, balanced, above))
+    limit = aitken(low, middle, high)
+    # Where it is no geometric sequence, what is left is not known better than the last step.
+    left = abs(limit - high) if limit != high else abs(high - middle)
+    return Threshold(limit, left + limit * noise)
 
 
 def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
@@ -367,25 +374,26 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
     The error of a discrete signal vanishes faster than any power of Qhat. The sample ratio ``Qhat / (kappa I)`` that it takes
     falls along with it where the information of labels grows as V does not; noise stops that growth, and it rises.
     """
+    from scipy.optimize import brentq
+
     P = problem.components
     second, bottom = prior_moments(problem)
-    spread = np.diagonal(second - bottom)
+    unknown = np.diagonal(second - bottom)
 
-    def part(log_scale: float) -> float:
-        """Largest unknown fraction of the signal among the components."""
-        return float(np.max(np.diagonal(overlap_at(problem, np.exp(log_scale) * np.eye(P))[1]) / spread))
+    def log_share(log_scale: float) -> float:
+        """Logarithm of the largest unknown share of a component."""
+        V = overlap_at(problem, np.exp(log_scale) * np.eye(P))[1]
+        return float(np.log(max(np.max(np.diagonal(V) / unknown), 1e-300)))
 
-    def ratio(unknown: float) -> float:
-        low, high = 0.0, np.log(1e9)
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if part(middle) > unknown else (low, middle)
-        information = diagonals(information_at(problem, *overlap_at(problem, np.exp(low) * np.eye(P))))[0]
+    def ratio(share: float) -> float:
+        """Sample ratio that leaves an unknown share."""
+        x = brentq(lambda log_scale: log_share(log_scale) - np.log(share), -np.log(1e9), np.log(1e9))
+        information = diagonals(information_at(problem, *overlap_at(problem, np.exp(x) * np.eye(P))))[0]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.max(np.exp(low) / (float(problem.model.kappa) * information)))
+            return float(np.max(np.exp(x) / (float(problem.model.kappa) * information)))
 
     method = information_at(problem, *overlap_at(problem, np.eye(P))).method
-    # Unknown parts between which the sample ratio must fall; few labels carry sampled information below.
-    levels = (1e-2, 1e-5) if is_sampled(method) or method.startswith("nested") else (1e-4, 1e-9)
-    late, later = (ratio(unknown) for unknown in levels)
+    # Unknown shares between which the sample ratio must fall; few labels carry sampled information below.
+    shares = (1e-2, 1e-5) if is_sampled(method) or method.startswith("nested") else (1e-4, 1e-9)
+    late, later = (ratio(share) for share in shares)
     return Threshold(0.0, 0.0) if later < late else None

@@ -70,10 +70,6 @@ class Stage:
         """Root mean square over the moving components of the error of ``log_alpha`` at a node."""
         return float(np.sqrt((node.total_error[self.moving] ** 2).mean()))
 
-    def mean_errors(self) -> Host:
-        """The same at all nodes (n,)."""
-        return np.array([self.mean_error(node) for node in self.nodes])
-
     def interpolants(self) -> tuple[Any, Any]:
         """The curve (x and log alpha) as a function of its length: a smooth interpolant, and a cautious one for comparison."""
         from scipy.interpolate import CubicSpline, PchipInterpolator

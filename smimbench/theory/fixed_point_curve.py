@@ -32,19 +32,24 @@ class StageCurve:
     Attributes
     ----------
     stage : Stage
+    lengths : ndarray (k,)
+        Positions of its nodes along the curve.
+    log_alpha, error : ndarray (k,)
+        At the nodes.
     smooth, cautious : callable
         See ``Stage.interpolants``.
     position : ndarray (n,)
-        Lengths along the curve.
+        The fine grid.
     values : ndarray (n, P + 1)
         Coordinates and log alpha there.
     """
 
     def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+        self.stage, self.lengths = stage, lengths(stage.nodes)
+        self.log_alpha = np.array([node.log_alpha for node in stage.nodes])
+        self.error = np.array([stage.mean_error(node) for node in stage.nodes])
         self.smooth, self.cautious = stage.interpolants()
-        s = lengths(stage.nodes)
-        self.position = np.unique(np.linspace(s[:-1], s[1:], 17))
+        self.position = np.unique(np.linspace(self.lengths[:-1], self.lengths[1:], 17))
         self.values = self.smooth(self.position)
 
     def crossing(self, log_alpha: float, start: float, end: float) -> tuple[float, float]:
@@ -64,6 +69,8 @@ class Followed:
     curves : list of StageCurve
     number, position, log_alpha : ndarray (n,)
         The fine grids of all in a row: index of the curve, length along it, log alpha.
+    nodes, error : ndarray (k,)
+        Log alpha of all nodes, and its error.
     """
 
     def __init__(self, count: int, curves: list[StageCurve]) -> None:
@@ -71,6 +78,8 @@ class Followed:
         self.number = np.repeat(np.arange(len(curves)), [len(curve.position) for curve in curves])
         self.position = np.concatenate([np.zeros(0), *(curve.position for curve in curves)])
         self.log_alpha = np.concatenate([np.zeros(0), *(curve.values[:, -1] for curve in curves)])
+        self.nodes = np.concatenate([np.zeros(0), *(curve.log_alpha for curve in curves)])
+        self.error = np.concatenate([np.zeros(0), *(curve.error for curve in curves)])
 
 
 class FixedPointCurve(Continuation, Curve):
@@ -110,13 +119,13 @@ class FixedPointCurve(Continuation, Curve):
             return self._beyond(alpha, target, end, branch)
         curve = followed.curves[followed.number[k]]
         where, shift = followed.position[k], 0.0
-        if (
-            followed.number[k - 1] == followed.number[k]
-        ):  # else between two stages, while a component waits for its sample ratio
+        # Between two stages a component waits for its own sample ratio.
+        if followed.number[k - 1] == followed.number[k]:
             where, shift = curve.crossing(target, followed.position[k - 1], where)
-        stage, x, along = curve.stage, curve.smooth(where)[:-1], curve.smooth(where, 1)
+        x, along = curve.smooth(where)[:-1], curve.smooth(where, 1)
+        stage = curve.stage
         spread = np.abs(x - curve.cautious(where)[:-1]) + shift * np.abs(along[:-1])
-        x_error, ratio_error = self._errors(stage, where, spread, along)
+        x_error, ratio_error = self._errors(curve, where, spread, along)
         x_error = x_error + self._unlearned_error(self.stages.index(stage) + 1, target)
         widened = [*stage.learned, *(a for a in range(len(x)) if a not in stage.learned and x_error[a] > 0)]
         free = [a not in self.ratios.informative for a in range(len(x))]
@@ -125,35 +134,36 @@ class FixedPointCurve(Continuation, Curve):
             ends.append(self.ratios.qhat(np.where(free, np.maximum(moved, 0.0), moved), widened))
         return self._pack(alpha, self.ratios.qhat(x, stage.learned), ends, branch, alpha * ratio_error)
 
-    def _errors(self, stage: Stage, where: float, spread: Host, along: Host) -> tuple[Host, Host]:
+    def _errors(self, curve: StageCurve, where: float, spread: Host, along: Host) -> tuple[Host, Host]:
         """Error of x at fixed alpha, and of log alpha_a at fixed x, from errors of nodes and interpolation."""
-        s, moving = lengths(stage.nodes), stage.moving
+        s, moving = curve.lengths, curve.stage.moving
         k = int(np.clip(np.searchsorted(s, where), 1, len(s) - 1))
         share = np.clip((where - s[k - 1]) / (s[k] - s[k - 1]), 0, 1)
-        one, two = stage.nodes[k - 1], stage.nodes[k]
-        block = ((1 - share) * one.slope + share * two.slope)[np.ix_(moving, moving)]
+        before, after = curve.stage.nodes[k - 1], curve.stage.nodes[k]
+        block = ((1 - share) * before.slope + share * after.slope)[np.ix_(moving, moving)]
         # Secants know the slope across the curve; along it all log alpha_a change as log alpha does.
         tangent = along[moving]
         block = block + np.outer(along[-1] - block @ tangent, tangent) / (tangent @ tangent)
-        error = ((1 - share) * one.total_error + share * two.total_error)[moving]
-        result, shift = np.zeros(len(one.x)), np.zeros(len(one.x))
-        result[moving] = np.sqrt((np.linalg.pinv(block, rcond=1e-6) ** 2) @ error**2) + spread[moving]
-        shift[moving] = error + np.abs(block) @ spread[moving]
-        return np.minimum(result, 2.0), shift
+        error = ((1 - share) * before.total_error + share * after.total_error)[moving]
+        x_error, ratio_error = np.zeros((2, len(before.x)))
+        x_error[moving] = np.sqrt((np.linalg.pinv(block, rcond=1e-6) ** 2) @ error**2) + spread[moving]
+        ratio_error[moving] = error + np.abs(block) @ spread[moving]
+        return np.minimum(x_error, 2.0), ratio_error
 
     def _unlearned_error(self, number: int, target: float) -> Host:
         """Error from a component that may already be learned, within the error of its threshold."""
-        result = np.zeros(self.problem.components)
-        before = len(self.stages[number - 1].learned) if number else 0
-        for stage in self.stages[number : number + 1]:
-            if len(stage.learned) > before and len(stage.nodes) > 1:
-                one, two = stage.nodes[:2]
-                new, rise = stage.new[0], two.log_alpha - one.log_alpha
-                start = next(b for b in self.bifurcations if b.component == new)
-                if start.alpha > 0 and rise > 0:
-                    missing = np.log(start.alpha) - target
-                    result[new] = max(0.0, start.error / start.alpha - missing) * (two.x - one.x)[new] / rise
-        return result
+        x_error = np.zeros(self.problem.components)
+        stage = self.stages[number] if number < len(self.stages) else None
+        learned = self.stages[number - 1].learned if number else []
+        if stage is None or len(stage.learned) == len(learned) or len(stage.nodes) == 1:
+            return x_error
+        before, after = stage.nodes[:2]
+        new, rise = stage.new[0], after.log_alpha - before.log_alpha
+        start = next(b for b in self.bifurcations if b.component == new)
+        if start.alpha > 0 and rise > 0:
+            missing = np.log(start.alpha) - target
+            x_error[new] = max(0.0, start.error / start.alpha - missing) * (after.x - before.x)[new] / rise
+        return x_error
 
     def _below(self, alpha: float, target: float, branch: str) -> Prediction:
         """Prediction for sample ratios below the first node."""
@@ -168,11 +178,11 @@ class FixedPointCurve(Continuation, Curve):
 
     def _beyond(self, alpha: float, target: float, end: float, branch: str) -> Prediction:
         """Prediction for sample ratios beyond the last node."""
-        grown = [stage for stage in self.stages if len(stage.nodes) > 1]
-        if not grown:
+        curves = self._followed().curves
+        if not curves:
             nothing = np.zeros(self.problem.components)
             return self._pack(alpha, nothing, [nothing], branch)
-        stage, node = grown[-1], grown[-1].nodes[-1]
+        stage, node = curves[-1].stage, curves[-1].stage.nodes[-1]
         qhat = self.ratios.qhat(node.x, stage.learned)
         if end == np.inf or len(stage.learned) < len(qhat):
             # The curve ends where numbers do: the error that is left is as uncertain as it is small.
@@ -209,30 +219,26 @@ class FixedPointCurve(Continuation, Curve):
 
     def _folds(self) -> bool:
         """Whether alpha decreases somewhere along the curve by more than its numerical error."""
-        highest, x_error = -np.inf, 0.0
-        for curve in self._followed().curves:
-            for node, error in zip(curve.stage.nodes, curve.stage.mean_errors()):
-                if highest - node.log_alpha > 1e-6 + 3 * np.hypot(error, x_error):
-                    return True
-                if node.log_alpha > highest:
-                    highest, x_error = node.log_alpha, error
-        if self.perfect is None:
+        nodes, error = self._followed().nodes, self._followed().error
+        if not len(nodes):
             return False
-        if self.perfect.value == 0:  # discrete signals stay known at any sample ratio
-            return bool(np.isfinite(highest))
-        error = 3 * float(np.hypot(x_error, self.perfect.error / self.perfect.value))
-        return highest - float(np.log(self.perfect.value)) > 1e-6 + error
+        highest = np.maximum.accumulate(nodes)
+        record = np.maximum.accumulate(np.where(nodes == highest, np.arange(len(nodes)), 0))
+        if (highest - nodes > 1e-6 + 3 * np.hypot(error, error[record])).any():
+            return True
+        if self.perfect is None or self.perfect.value == 0:  # discrete signals stay known at any sample ratio
+            return self.perfect is not None
+        uncertain = 3 * np.hypot(error[record[-1]], self.perfect.error / self.perfect.value)
+        return bool(highest[-1] - np.log(self.perfect.value) > 1e-6 + uncertain)
 
     def meet(self, low: Prediction, high: Prediction) -> bool:
         """Whether two predictions are the same fixed point; a nonzero error never counts as perfect recovery."""
         return low.V.any() == high.V.any() and super().meet(low, high)
 
     def _threshold(self, log_alpha: float) -> Threshold:
-        """A threshold, with its error from the point where the curve comes nearest to it."""
-        nodes = [(node, curve.stage) for curve in self._followed().curves for node in curve.stage.nodes]
-        node, stage = min(nodes, key=lambda pair: abs(pair[0].log_alpha - log_alpha))
-        alpha = float(np.exp(log_alpha))
-        return Threshold(alpha, alpha * stage.mean_error(node))
+        """A threshold, with its error from the node where the curve comes nearest to it."""
+        followed, alpha = self._followed(), float(np.exp(log_alpha))
+        return Threshold(alpha, alpha * float(followed.error[np.argmin(np.abs(followed.nodes - log_alpha))]))
 
     def pieces(self) -> list[Piece]:
         """The whole curve on fine grids, one for each stage."""
@@ -242,22 +248,19 @@ class FixedPointCurve(Continuation, Curve):
     def _piece(self, curve: StageCurve) -> Piece:
         qhat = self.ratios.qhat(curve.values[:, :-1], curve.stage.learned)
         V = np.diagonal(self.ratios.overlap(qhat)[1], axis1=-2, axis2=-1)
-        error = np.interp(curve.position, lengths(curve.stage.nodes), curve.stage.mean_errors())
+        error = np.interp(curve.position, curve.lengths, curve.error)
         return Piece(curve.position, curve.values[:, -1], error, qhat, V)
 
     def thresholds(self) -> JsonObject:
         """All critical sample ratios, see ``threshold_document``."""
-        self.follow_bifurcations()
         hard = self.hard_phase()
-        found, bottom = self.bifurcations, self.ratios.bottom
-        sequence = [b for b in found if b.alpha > 0 or bottom[b.component] == 0]
+        learned, P = self.bifurcations, self.problem.components
+        sequence = [b for b in learned if b.alpha > 0 or self.ratios.bottom[b.component] == 0]
         sequential = [{"layer": b.component + 1, "value": b.alpha, "error": b.error} for b in sequence]
-        weak = Threshold(found[0].alpha, found[0].error) if found and found[0] in sequence else None
-        reasons = {"weak_recovery": HELD if weak is None and found else NEVER}
-        P = self.problem.components
-        if len(found) < P:
-            missing = f"{P - len(found)} of {P} components are not learned before the curve ends"
-            reasons["sequential"] = missing
+        weak = Threshold(learned[0].alpha, learned[0].error) if learned and learned[0] in sequence else None
+        reasons = {"weak_recovery": HELD if weak is None and learned else NEVER}
+        if len(learned) < P:
+            reasons["sequential"] = f"{P - len(learned)} of {P} components are not learned before the curve ends"
         return threshold_document(weak, self.perfect, sequential, hard, reasons)
 
 

@@ -23,7 +23,8 @@ from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
-from smimbench.theory.curve import HELD, NEVER, Curve, Piece, TurningPoint, branch_ends, threshold_document
+from smimbench.theory.curve import HELD, NEVER, Curve, Piece, TurningPoint, aitken, branch_ends, threshold_document
+from smimbench.theory.curve_stages import polynomial
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.types import NOTHING, Prediction, Threshold
 
@@ -374,43 +375,41 @@ def shares_overlap(problem: Problem) -> bool:
     return problem.channel.symmetry == "rotations" and np.allclose(V, V[0, 0] * identity, rtol=1e-9, atol=1e-12)
 
 
+def limit_of(values: Sequence[float]) -> Threshold:
+    """Limit of a sequence of at least four values at geometrically spaced points; its error from its last step."""
+    limit, before = aitken(*values[-3:]), aitken(*values[-4:-1])
+    return Threshold(limit, abs(limit - before) + 1e-12 * abs(limit))
+
+
 def turns(values: Array, noise: Array) -> list[tuple[int, bool]]:
     """Interior local extrema of a sequence, as pairs of an index and whether it is a maximum.
 
     From each of them it moves away by more than its noise on both sides.
     """
     extrema: list[tuple[int, bool]] = []
-    direction, highest, lowest = 0, 0, 0
+    direction, extreme = 1, 0
     for j in range(1, len(values)):
-        if direction >= 0:
-            if values[j] > values[highest]:
-                highest = j
-            elif values[j] < values[highest] - max(noise[j], noise[highest]):
-                extrema += [(highest, True)] if direction else []
-                direction, lowest = -1, j
-                continue
-        if direction <= 0:
-            if values[j] < values[lowest]:
-                lowest = j
-            elif values[j] > values[lowest] + max(noise[j], noise[lowest]):
-                extrema += [(lowest, False)] if direction else []
-                direction, highest = 1, j
+        if direction * (values[j] - values[extreme]) > 0:
+            extreme = j
+        elif abs(values[j] - values[extreme]) > max(noise[j], noise[extreme]):
+            extrema.append((extreme, direction > 0))
+            direction, extreme = -direction, j
+    # The first may be the beginning itself, or no further from it than noise.
+    if extrema and abs(values[extrema[0][0]] - values[0]) <= max(noise[extrema[0][0]], noise[0]):
+        del extrema[0]
     return extrema
 
 
 def interpolation_error(nodes: Array, alpha: Array) -> Array:
-    """Relative error (G,) of interpolating alpha between nodes: distance of each node from its neighbours' interpolation.
+    """Relative error (G,) of interpolating alpha between nodes: distance of each node from the cubic of its four neighbors.
 
     Without a node, the gap is twice as wide, and a cubic interpolant about eight times worse.
     """
-    from scipy.interpolate import PchipInterpolator
-
     errors, finite = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
     x, y = nodes[finite], np.log(alpha[finite])
     for i in range(1, len(x) - 1):
-        others = np.delete(np.arange(max(0, i - 4), min(len(x), i + 5)), i - max(0, i - 4))
-        if len(others) > 3:
-            errors[finite[i]] = abs(float(PchipInterpolator(x[others], y[others])(x[i])) - y[i]) / 8
+        near = [k for k in range(max(0, i - 2), min(len(x), i + 3)) if k != i]
+        errors[finite[i]] = abs(float(polynomial(x[near], y[near], x[i])) - y[i]) / 8
     return errors
 
 
@@ -422,16 +421,3 @@ def resolved(V: Array, log_qhat: Array, unknown: float, faintest: float) -> int:
         fall = -np.diff(np.log(V)) / np.diff(log_qhat)
     bad = (V[1:] < SMALL * unknown) & ~((fall > SLOWEST) & (V[1:] > faintest * unknown))
     return int(np.argmax(bad)) + 1 if bad.any() else len(V)
-
-
-def limit_of(values: Sequence[float]) -> Threshold:
-    """Limit of a sequence taken at geometrically spaced points, by Aitken's extrapolation; error from its last step."""
-    terms = np.asarray(values, dtype=float)
-    first, second = np.diff(terms)[:-1], np.diff(terms)[1:]
-    bend = second - first
-    usable = np.abs(bend) > 1e-13 * np.abs(terms[2:])
-    limits = np.where(usable, terms[2:] - second**2 / np.where(usable, bend, 1.0), terms[2:])
-    # An extrapolation that moves further than the sequence itself did is noise.
-    limits = np.where(np.abs(limits - terms[2:]) <= 3 * np.abs(second) + 1e-300, limits, terms[2:])
-    spread = abs(limits[-1] - limits[-2]) if len(limits) > 1 else abs(limits[-1] - terms[-1])
-    return Threshold(float(limits[-1]), float(spread + 1e-12 * abs(limits[-1])))

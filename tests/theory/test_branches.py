@@ -339,7 +339,7 @@ def test_sampled_moments_agree_with_closed_forms(q):
 
 def test_thresholds_from_a_posterior_alone():
     found = Continuation(Problem(Sampled(), 2, 2))
-    found.follow_bifurcations()
+    found.follow()
     assert [b.component for b in found.bifurcations] == [0, 1]
     for bifurcation in found.bifurcations:
         assert bifurcation.alpha == pytest.approx(1 / 6, rel=1e-3)

@@ -204,7 +204,7 @@ def test_the_error_of_a_bifurcation_counts_what_it_does_to_all_components():
     found, stated = [], []
     for signs in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
         curve = FixedPointCurve(Toy(Shifted(signs), 3, 1))
-        curve.follow_bifurcations()
+        curve.follow()
         third = curve.bifurcations[2]
         assert third.component == 2
         found.append(third.alpha)
