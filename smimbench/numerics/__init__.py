@@ -16,7 +16,7 @@ from smimbench.numerics.linalg import (
     with_floor,
 )
 from smimbench.numerics.masked import places_at_mask, put_at_mask, spread_at_mask
-from smimbench.numerics.memo import Named, by_value
+from smimbench.numerics.memo import by_value
 from smimbench.numerics.qmc import normal_points, normal_scrambles, uniform_points, whitened_points
 from smimbench.numerics.quadrature import gauss_hermite, gauss_legendre, gaussian_trapezoid, half_plane_hermite
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -25,7 +25,6 @@ from smimbench.numerics.token_pairs import entry_sites, site_entries, site_pairs
 
 __all__ = [
     "FreeConvolution",
-    "Named",
     "by_value",
     "controlled_mean",
     "diagonal_at_least",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,14 +28,6 @@ class _Array:
 
     def __hash__(self) -> int:
         return hash(self.key)
-
-
-@dataclass(frozen=True)
-class Named(Generic[T]):
-    """Wrapper that compares equal by ``key``, so that ``functools.lru_cache`` recognizes objects that cells build anew."""
-
-    key: str
-    value: T = field(compare=False)
 
 
 def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:

@@ -247,6 +247,13 @@ class Problem:
             self.channel = mixed_channel(self.channel, self.mixing)
         self.model = cast("Model", WhitenedModel(self.model, self.mixing))
 
+    def __eq__(self, other: object) -> bool:
+        """Whether names, parameters and versions are the same, so that caches recognize problems that cells build anew."""
+        return isinstance(other, Problem) and self.spec == other.spec
+
+    def __hash__(self) -> int:
+        return hash(canonical_json(self.spec))
+
     def __repr__(self) -> str:
         return f"Problem({self.label})"
 

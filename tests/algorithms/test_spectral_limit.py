@@ -291,7 +291,7 @@ def test_directions_that_do_not_separate_are_found_together():
 def test_joint_theory_agrees_with_the_scalar_one():
     """A single direction through the matrix-valued equations."""
     problem = sequence()
-    G = spectral._sampled_labels(spectral.Named("one layer", problem))[0]
+    G = spectral._sampled_labels(problem)[0]
     for kind in ("symmetric", "asymmetric"):
         one = direction_mode(G, np.ones(1), 0.5, kind, 0.05)
         whole = joint_mode(G, 0.5, kind, 0.05)

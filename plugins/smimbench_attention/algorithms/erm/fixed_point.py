@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.files import canonical_json
 from smimbench.interfaces import Host, Overlaps
-from smimbench.numerics import Named, spectral_function
+from smimbench.numerics import spectral_function
 from smimbench.problem import Problem
 from smimbench.theory import prior_moments
 from smimbench_attention.algorithms.erm.integrals import (
@@ -86,6 +85,7 @@ def why_not(problem: Problem, loss: Loss | None) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=256)
 def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Minimum]:
     """Fixed points at one penalty > 0, one for every independent evaluation of the integrals (a single one if exact).
 
@@ -94,12 +94,7 @@ def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Mi
     ValueError
         If the iteration does not come to rest.
     """
-    return _minima(Named(canonical_json(problem.spec), problem), float(alpha), loss, float(penalty))
-
-
-@functools.lru_cache(maxsize=256)
-def _minima(named: Named[Problem], alpha: float, loss: str, penalty: float) -> list[Minimum]:
-    return [path.minimum(penalty) for path in _paths(named.value, alpha, LOSSES[loss])]
+    return [path.minimum(penalty) for path in _paths(problem, alpha, LOSSES[loss])]
 
 
 def _paths(problem: Problem, alpha: float, loss: Loss) -> list[Any]:
@@ -304,6 +299,7 @@ class PenaltyPath:
         return np.asarray(one * (two / one) ** ((x - first) / (second - first)))
 
 
+@functools.lru_cache(maxsize=256)
 def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> float:
     """Penalty with the smallest MSE in the limit, summed over components, of the estimate rescaled by ``length``.
 
@@ -317,14 +313,9 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
     ValueError
         If no fixed point is found.
     """
-    return _best_of(Named(canonical_json(problem.spec), problem), float(alpha), loss, length)
-
-
-@functools.lru_cache(maxsize=256)
-def _best_of(named: Named[Problem], alpha: float, loss: str, length: str) -> float:
     from scipy.optimize import minimize_scalar
 
-    paths = _paths(named.value, alpha, LOSSES[loss])
+    paths = _paths(problem, alpha, LOSSES[loss])
     prior = float(np.trace(paths[0].T))
     known: dict[float, float] = {}
 

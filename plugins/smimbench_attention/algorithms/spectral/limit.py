@@ -40,9 +40,8 @@ from typing import Any
 import numpy as np
 
 from smimbench.backend import matching, namespace
-from smimbench.files import canonical_json
 from smimbench.interfaces import Array, Host, checked_posterior
-from smimbench.numerics import Named, monte_carlo_rng, normal_points, spectral_function, symmetric, symmetric_root
+from smimbench.numerics import monte_carlo_rng, normal_points, spectral_function, symmetric, symmetric_root
 from smimbench.problem import Problem
 from smimbench.theory import prior_moments
 
@@ -152,6 +151,7 @@ class SpectralTheory:
     cross: Host
 
 
+@functools.lru_cache(maxsize=256)
 def spectral_theory(
     problem: Problem, alpha: float, kind: str = "symmetric", regularisation: float = REGULARISATION
 ) -> SpectralTheory:
@@ -168,14 +168,8 @@ def spectral_theory(
     regularisation : float
         epsilon > 0; the symmetric matrix only.
     """
-    key = canonical_json(problem.spec)
-    return _cached_theory(Named(key, problem), float(alpha), kind, float(regularisation))
-
-
-@functools.lru_cache(maxsize=256)
-def _cached_theory(keyed: Named[Problem], alpha: float, kind: str, regularisation: float) -> SpectralTheory:
-    G = _sampled_labels(keyed)
-    basis, root = _common_basis(keyed), second_moment_root(keyed.value)
+    G = _sampled_labels(problem)
+    basis, root = _common_basis(problem), second_moment_root(problem)
     whole = _solve_modes(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root)
     parts = [_solve_modes(g, basis, alpha, kind, regularisation, root) for g in G]
     error = np.std([part.mse for part in parts], axis=0, ddof=1) / np.sqrt(len(parts))
@@ -183,9 +177,8 @@ def _cached_theory(keyed: Named[Problem], alpha: float, kind: str, regularisatio
 
 
 @functools.lru_cache(maxsize=8)
-def _sampled_labels(keyed: Named[Problem]) -> Host:
+def _sampled_labels(problem: Problem) -> Host:
     """``G = E[z z^T | y] - I`` (scrambles, points, P, C, P, C) for labels drawn at random."""
-    problem = keyed.value
     P, C, root = problem.components, problem.model.sites, second_moment_root(problem)
     found = []
     for scramble in range(SCRAMBLES):
@@ -198,9 +191,9 @@ def _sampled_labels(keyed: Named[Problem]) -> Host:
 
 
 @functools.lru_cache(maxsize=8)
-def _common_basis(keyed: Named[Problem]) -> Host | None:
+def _common_basis(problem: Problem) -> Host | None:
     """Rows e_k that diagonalize all G in the space of components, or None if there is no such basis."""
-    G = _sampled_labels(keyed)[0]
+    G = _sampled_labels(problem)[0]
     P = G.shape[1]
     if P == 1:
         return np.ones((1, 1))
