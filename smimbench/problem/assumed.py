@@ -31,57 +31,59 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
         If it cannot be made, or has another number of components.
     """
     parts = {kind: as_table(spec) for kind, spec in problem.spec.items()}
-    for kind, one in tables.items():
-        table = as_table({"name": one} if isinstance(one, str) else one)
+    for kind, item in tables.items():
+        table = as_table({"name": item} if isinstance(item, str) else item)
         parts[kind] = table if "name" in table else parts[kind] | table
-    found = Problem(**parts)
-    if found.components != problem.components:
-        raise ProblemError("channel", f"must have {problem.components} components, as the data, got {found.components}")
-    if found.identity == problem.identity:
+    assumed = Problem(**parts)
+    if assumed.components != problem.components:
+        raise ProblemError(
+            "channel", f"must have {problem.components} components, as the data, got {assumed.components}"
+        )
+    if assumed.identity == problem.identity:
         return problem
-    if why := why_theory_only(found.prior, found.components):
+    if why := why_theory_only(assumed.prior, assumed.components):
         raise ProblemError("prior", f"cannot be assumed: {why}")
-    if "channel" in tables and (why := _foreign_labels(problem, found)):
+    if "channel" in tables and (why := _foreign_labels(problem, assumed)):
         raise ProblemError("channel", why)
-    found.is_assumed = True
-    return found
+    assumed.is_assumed = True
+    return assumed
 
 
 def _foreign_labels(problem: Problem, assumed: Problem) -> str | None:
     """Why labels of the data cannot be labels of the assumed channel, or None."""
     z = monte_carlo_rng("wrong assumptions: labels").standard_normal((64, problem.components, problem.model.sites))
-    own, other = (
-        np.asarray(one.channel.forward(z, rng=monte_carlo_rng("wrong assumptions: labels")))
-        for one in (problem, assumed)
+    labels, assumed_labels = (
+        np.asarray(side.channel.forward(z, rng=monte_carlo_rng("wrong assumptions: labels")))
+        for side in (problem, assumed)
     )
     names = f"{assumed.channel.name!r} cannot be assumed of labels of {problem.channel.name!r}"
-    if own.shape != other.shape:
-        return f"{names}: one of them is an array {other.shape[1:]}, not {own.shape[1:]}"
-    values = np.unique(other)
-    if len(values) <= 8 and not np.isin(own, values).all():
+    if labels.shape != assumed_labels.shape:
+        return f"{names}: one of them is an array {assumed_labels.shape[1:]}, not {labels.shape[1:]}"
+    values = np.unique(assumed_labels)
+    if len(values) <= 8 and not np.isin(labels, values).all():
         return f"{names}: it has the labels {', '.join(f'{value:g}' for value in values)} only"
     return None
 
 
 def assumed_entries(algorithm: JsonObject, model: str) -> dict[str, Entry]:
     """Registered items that the ``assumed`` of an algorithm's specification names, by kind."""
-    found = {}
-    for kind, one in algorithm.get("assumed", {}).items():
-        name = one if isinstance(one, str) else one.get("name")
+    entries = {}
+    for kind, table in algorithm.get("assumed", {}).items():
+        name = table if isinstance(table, str) else table.get("name")
         if isinstance(name, str):
             try:
-                found[kind] = get_registry().get(kind, name, model)
+                entries[kind] = get_registry().get(kind, name, model)
             except RegistryError:  # its record will say so
                 continue
-    return found
+    return entries
 
 
 def with_versions(algorithm: JsonObject, model: str) -> JsonObject:
     """An algorithm's specification that also says the version and the code of the items that its ``assumed`` names."""
     tables = dict(algorithm.get("assumed", {}))
     for kind, entry in assumed_entries(algorithm, model).items():
-        own = {"name": tables[kind]} if isinstance(tables[kind], str) else tables[kind]
-        tables[kind] = {**own, **version_of(entry)}
+        table = {"name": tables[kind]} if isinstance(tables[kind], str) else tables[kind]
+        tables[kind] = {**table, **version_of(entry)}
     return algorithm | {"assumed": tables} if tables else algorithm
 
 

@@ -129,8 +129,8 @@ class ComponentRatios:
         """Overlap minus its lowest value (P,) when all components have this Qhat."""
         # V keeps its digits where Q - bottom does not
         V = np.diagonal(self.overlap(np.full(len(self.second), qhat))[1])
-        found: Host = np.maximum(self.second - self.bottom - V, 0.0)
-        return found
+        gained: Host = np.maximum(self.second - self.bottom - V, 0.0)
+        return gained
 
     def _critical(self, a: int) -> float:
         """Largest Qhat at which a component's overlap still has its lowest value."""
@@ -167,8 +167,8 @@ class ComponentRatios:
 
     def overlap(self, qhat: Host) -> tuple[Host, Host]:
         """Q and V (..., P, P) of a diagonal Qhat (..., P)."""
-        found = self.problem.prior.overlap(qhat[..., :, None] * np.eye(qhat.shape[-1]))
-        return np.asarray(found.Q), np.asarray(found.V)
+        overlap = self.problem.prior.overlap(qhat[..., :, None] * np.eye(qhat.shape[-1]))
+        return np.asarray(overlap.Q), np.asarray(overlap.V)
 
     @property
     def has_rough(self) -> bool:
@@ -189,10 +189,10 @@ class ComponentRatios:
         waiting = needed == 0
         rate, error = (part / np.where(waiting, 1.0, needed) for part in diagonals(information))
         if waiting.any():
-            found = susceptibility_at(self.problem, Q, V, rough=rough)
-            self.methods[found.method] = None
-            first, first_error = (part * self.response for part in diagonals(found))
-            rate, error = np.where(waiting, first, rate), np.where(waiting, first_error, error)
+            susceptibility = susceptibility_at(self.problem, Q, V, rough=rough)
+            self.methods[susceptibility.method] = None
+            growth, growth_error = (part * self.response for part in diagonals(susceptibility))
+            rate, error = np.where(waiting, growth, rate), np.where(waiting, growth_error, error)
         rate, error = self.kappa * rate, self.kappa * error
         seen = rate > np.where(qhat > 0, 0.0, np.maximum(3 * error, 1e-300))
         safe = np.where(seen, rate, 1.0)

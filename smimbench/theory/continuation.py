@@ -108,23 +108,23 @@ class Continuation:
         return len(nodes) > 1 and nodes[-1].log_alpha > np.log(alpha) + 0.02 and nodes[-1].log_alpha >= self.highest
 
     def _advance(self, stage: Stage) -> None:
-        accuracy, last = self.ratios.accuracy, stage.nodes[-1]
-        first = len(stage.nodes) == 1
-        if first and self._immediate(stage):
+        accuracy, before = self.ratios.accuracy, stage.nodes[-1]
+        is_start = len(stage.nodes) == 1
+        if is_start and self._immediate(stage):
             return
-        if first and (len(stage.moving) > 1 or not self.ratios.sampled):
-            self.corrector.differentiate(stage, last)
-        tangent = self.corrector.tangent(stage, last.slope)
+        if is_start and (len(stage.moving) > 1 or not self.ratios.sampled):
+            self.corrector.differentiate(stage, before)
+        tangent = self.corrector.tangent(stage, before.slope)
         stage.step = float(np.clip(self._next_bifurcation(stage), accuracy.shortest, stage.step))
-        node = self._found_ahead(stage, last)
+        node = self._found_ahead(stage, before)
         grown = shrunk = False
         while node is None:
             step = stage.step
-            node, correction = self.corrector.attempt(stage, last, *self._ahead(stage, tangent, step))
-            tolerance, mismatch = self._tolerance(stage, node), self._mismatch(stage, last, node)
-            if first and len(stage.moving) == 1 and self.ratios.sampled:
+            node, correction = self.corrector.attempt(stage, before, *self._ahead(stage, tangent, step))
+            tolerance, mismatch = self._tolerance(stage, node), self._mismatch(stage, before, node)
+            if is_start and len(stage.moving) == 1 and self.ratios.sampled:
                 mismatch = tolerance  # there is no slope yet to compare with
-            backwards = float((node.x - last.x) @ tangent) <= 0
+            backwards = float((node.x - before.x) @ tangent) <= 0
             poor = not np.isfinite(node.log_alpha) or correction > max(0.12, 1.2 * step) or backwards
             factor = np.sqrt(tolerance / max(mismatch, 1e-12)) if np.isfinite(mismatch) else 0.3
             stage.step = float(
@@ -132,7 +132,7 @@ class Continuation:
             )
             if step <= accuracy.shortest or (not poor and (mismatch <= 3 * tolerance or grown)):
                 break
-            if first and not np.isfinite(correction) and step < 0.5 and not shrunk:
+            if is_start and not np.isfinite(correction) and step < 0.5 and not shrunk:
                 # The noise of a component that is hardly learned falls as its overlap grows.
                 stage.step, grown = 2 * step, True
             else:
@@ -145,10 +145,10 @@ class Continuation:
             return
         if not self.ratios.sampled:
             self.corrector.differentiate(stage, node)
-        stage.direction = (node.x - last.x) / np.linalg.norm(node.x - last.x)
-        if self._bifurcation_between(stage, last, node, tangent):
+        stage.direction = (node.x - before.x) / np.linalg.norm(node.x - before.x)
+        if self._bifurcation_between(stage, before, node, tangent):
             return
-        self.finished, beyond = self._at_perfect(stage, last, node)
+        self.finished, beyond = self._at_perfect(stage, before, node)
         if beyond:
             return
         stage.nodes.append(node)
@@ -159,14 +159,14 @@ class Continuation:
     def _tolerance(self, stage: Stage, node: Node) -> float:
         return max(self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving])))
 
-    def _found_ahead(self, stage: Stage, last: Node) -> Node | None:
+    def _found_ahead(self, stage: Stage, before: Node) -> Node | None:
         """Next node among those found too early, if the curve is known accurately enough up to it."""
         if not stage.ahead:
             return None
         node = stage.ahead[-1]
-        distance = float(np.linalg.norm(node.x - last.x))
-        known = self._mismatch(stage, last, node) <= 3 * self._tolerance(stage, node)
-        if known or distance <= 2 * self.ratios.accuracy.shortest:
+        distance = float(np.linalg.norm(node.x - before.x))
+        is_accurate = self._mismatch(stage, before, node) <= 3 * self._tolerance(stage, node)
+        if is_accurate or distance <= 2 * self.ratios.accuracy.shortest:
             return stage.ahead.pop()
         # Somewhere on the way, not just before its end.
         stage.step = min(stage.step, distance if stage.step < 0.7 * distance else distance / 2)
@@ -176,12 +176,12 @@ class Continuation:
         """Expected distance to the point where another component becomes unstable, plus a margin, from the last two nodes."""
         if len(stage.nodes) < 2:
             return np.inf
-        one, two = stage.nodes[-2:]
-        gaps = two.log_alpha - two.log_ratios
-        rise = change(one.log_alpha - one.log_ratios, gaps)
+        before, after = stage.nodes[-2:]
+        gaps = after.log_alpha - after.log_ratios
+        rise = change(before.log_alpha - before.log_ratios, gaps)
         coming = [a for a in range(len(rise)) if a not in stage.learned and rise[a] > 0 > gaps[a]]
         steps = min((-gaps[a] / rise[a] for a in coming), default=np.inf)
-        return 1.15 * float(steps * np.linalg.norm(two.x - one.x))
+        return 1.15 * float(steps * np.linalg.norm(after.x - before.x))
 
     def _ahead(self, stage: Stage, tangent: Host, step: float) -> tuple[Host, Host]:
         """Expected position on the curve after a step, and the direction there.
@@ -191,23 +191,23 @@ class Continuation:
         """
         origin = stage.nodes[-1].x
         line = origin + step * tangent
-        known = [*stage.nodes[1 - MOST_FITTED :], *stage.ahead[-1:]]
-        if not self.ratios.has_rough or len(stage.moving) == 1 or len(known) < 2:
+        nodes = [*stage.nodes[1 - MOST_FITTED :], *stage.ahead[-1:]]
+        if not self.ratios.has_rough or len(stage.moving) == 1 or len(nodes) < 2:
             return line, tangent
-        s, at, near = lengths(known), len(known) - len(stage.ahead[-1:]), 1e-3 * step
+        s, at, near = lengths(nodes), len(nodes) - len(stage.ahead[-1:]), 1e-3 * step
         s = np.insert(s - s[at - 1], at, near)
-        x = np.insert([node.x for node in known], at, origin + near * tangent, axis=0)
+        x = np.insert([node.x for node in nodes], at, origin + near * tangent, axis=0)
         end, before = (polynomial(s, x, factor * step) for factor in (1.0, 0.95))
         if not np.linalg.norm(end - line) < step / 2:
             return line, tangent
         end = self.corrector.inside(stage, origin, end)
         return end, (end - before) / np.linalg.norm(end - before)
 
-    def _mismatch(self, stage: Stage, last: Node, node: Node) -> float:
+    def _mismatch(self, stage: Stage, before: Node, node: Node) -> float:
         """Distance of log alpha at a new node from its extrapolation, by the tangent or by a polynomial of more nodes."""
-        line = last.log_alpha + float((last.slope @ (node.x - last.x))[stage.moving].mean())
-        s, values = lengths(stage.nodes), [one.log_alpha for one in stage.nodes]
-        end = s[-1] + float(np.linalg.norm(node.x - last.x))
+        line = before.log_alpha + float((before.slope @ (node.x - before.x))[stage.moving].mean())
+        s, values = lengths(stage.nodes), [known_node.log_alpha for known_node in stage.nodes]
+        end = s[-1] + float(np.linalg.norm(node.x - before.x))
         counts = range(3, min(len(s), MOST_FITTED if self.ratios.sampled else 3) + 1)
         expected = [line, *(float(polynomial(s[-count:], values[-count:], end)) for count in counts)]
         return float(np.abs(node.log_alpha - np.array(expected)).min())
@@ -215,23 +215,23 @@ class Continuation:
     def _immediate(self, stage: Stage) -> bool:
         """Check whether another component is already unstable where a stage starts, or must wait for its own alpha."""
         node = stage.nodes[0]
-        others = [a for a in range(len(node.log_ratios)) if a not in stage.learned]
-        new = min(others, key=lambda a: node.log_ratios[a], default=None)
+        unlearned = [a for a in range(len(node.log_ratios)) if a not in stage.learned]
+        new = min(unlearned, key=lambda a: node.log_ratios[a], default=None)
         if new is None or (stage.moving and (self.highest == -np.inf or node.log_ratios[new] > node.log_alpha)):
             return False
         node = node if stage.moving else replace(node, log_alpha=float(node.log_ratios[new]))
         self._bifurcate(node, stage, new, float(node.error[new]))
         return True
 
-    def _bifurcation_between(self, stage: Stage, last: Node, node: Node, tangent: Host) -> bool:
+    def _bifurcation_between(self, stage: Stage, before: Node, node: Node, tangent: Host) -> bool:
         """Find a component that becomes unstable between two nodes, on the part of the curve reached from below."""
-        others = (a for a in range(len(node.log_ratios)) if a not in stage.learned)
-        unstable = [a for a in others if node.log_ratios[a] <= node.log_alpha]
+        unlearned = (a for a in range(len(node.log_ratios)) if a not in stage.learned)
+        unstable = [a for a in unlearned if node.log_ratios[a] <= node.log_alpha]
         if not unstable or node.log_alpha < self.highest:
             return False  # where alpha falls, the curve is an unstable branch
         landing = 0.0
-        if last.log_alpha < self.highest - 1e-12:
-            landing = (self.highest - last.log_alpha) / max(node.log_alpha - last.log_alpha, 1e-300)
+        if before.log_alpha < self.highest - 1e-12:
+            landing = (self.highest - before.log_alpha) / max(node.log_alpha - before.log_alpha, 1e-300)
         fitted = [*stage.nodes[1 - MOST_FITTED :], node]
         s = lengths(fitted)
         s = (s - s[-2]) / (s[-1] - s[-2])
@@ -241,51 +241,53 @@ class Continuation:
             finite = np.isfinite(gaps)
             if not finite[-2] or gaps[-1] <= gaps[-2]:
                 return min(landing, 1.0)
-            where = -gaps[-2] / (gaps[-1] - gaps[-2])
+            position = -gaps[-2] / (gaps[-1] - gaps[-2])
             if finite.sum() > 2 and gaps[-2] < 0 < gaps[-1]:
                 from scipy.optimize import brentq
 
-                where = brentq(lambda t: float(polynomial(s[finite], gaps[finite], t)), 0.0, 1.0)
-            return float(np.clip(where, landing, 1.0))
+                position = brentq(lambda t: float(polynomial(s[finite], gaps[finite], t)), 0.0, 1.0)
+            return float(np.clip(position, landing, 1.0))
 
-        def between(where: float) -> Host:
+        def between(position: float) -> Host:
             if len(stage.moving) == 1:
-                return np.asarray(last.x + where * (node.x - last.x))
-            return self.corrector.inside(stage, last.x, polynomial(s, [point.x for point in fitted], where))
+                return np.asarray(before.x + position * (node.x - before.x))
+            return self.corrector.inside(stage, before.x, polynomial(s, [point.x for point in fitted], position))
 
         def gap(point: Node) -> float:
             return point.log_alpha - float(point.log_ratios[new])
 
         def known(count: int) -> Host:
             """Positions, gaps and log alphas of points next to the crossing, or of all points if noise hides which are next."""
-            rows = np.array([(where, gap(point), point.log_alpha) for where, point in points])
+            rows = np.array([(position, gap(point), point.log_alpha) for position, point in points])
             rows = rows[np.isfinite(rows).all(axis=1)]
             return np.transpose(rows if self.ratios.sampled else rows[np.argsort(np.abs(rows[:, 1]))[:count]])
 
         new = min(unstable, key=crossing)
-        points, where = [(0.0, last), (1.0, node)], crossing(new)
+        points, position = [(0.0, before), (1.0, node)], crossing(new)
         for _ in range(4):
-            found, _ = self.corrector.attempt(stage, node if where > 0.5 else last, between(where), tangent)
-            points.append((where, found))
-            close = max(self.ratios.accuracy.gap, self.ratios.accuracy.gap_share * found.error[new])
-            if not abs(gap(found)) > close or (where <= landing and gap(found) > 0):
+            crossing_node, _ = self.corrector.attempt(
+                stage, node if position > 0.5 else before, between(position), tangent
+            )
+            points.append((position, crossing_node))
+            close = max(self.ratios.accuracy.gap, self.ratios.accuracy.gap_share * crossing_node.error[new])
+            if not abs(gap(crossing_node)) > close or (position <= landing and gap(crossing_node) > 0):
                 break
-            where = float(np.clip(_crossing(*known(3)[:2]), landing, 1.0))
-        where, found = min(points[2:], key=lambda point: abs(gap(point[1])))
+            position = float(np.clip(_crossing(*known(3)[:2]), landing, 1.0))
+        position, crossing_node = min(points[2:], key=lambda point: abs(gap(point[1])))
         # What is left of the gap is removed along the curve, on which log alpha rises so much for every change of the gap.
         positions, *values = known(2)
         steep, rise = (np.polyfit(positions, value, 1)[0] for value in values)
         share = float(np.clip(rise / steep, -10, 10)) if steep != 0 else 0.0
-        own = self._crossing_error(stage, new, found, node.x - last.x, rise, rise - steep)
-        log_alpha = found.log_alpha - share * gap(found)
-        if where > 0:
-            stage.nodes.append(found)
-        self.highest = max(self.highest, found.log_alpha)
-        start = replace(found, log_alpha=max(log_alpha, self.highest if landing else -np.inf))
-        self._bifurcate(start, stage, new, float(own + abs(share * gap(found))))
+        crossing_error = self._crossing_error(stage, new, crossing_node, node.x - before.x, rise, rise - steep)
+        log_alpha = crossing_node.log_alpha - share * gap(crossing_node)
+        if position > 0:
+            stage.nodes.append(crossing_node)
+        self.highest = max(self.highest, crossing_node.log_alpha)
+        start = replace(crossing_node, log_alpha=max(log_alpha, self.highest if landing else -np.inf))
+        self._bifurcate(start, stage, new, float(crossing_error + abs(share * gap(crossing_node))))
         return True
 
-    def _crossing_error(self, stage: Stage, new: int, at: Node, step: Host, rise: float, other: float) -> float:
+    def _crossing_error(self, stage: Stage, new: int, at: Node, step: Host, rise: float, rise_of_new: float) -> float:
         """Error of log alpha where component ``new`` becomes unstable.
 
         To first order the errors e of the ``log alpha_a`` move the coordinates of the moving components, too:
@@ -295,18 +297,18 @@ class Continuation:
         moving = stage.moving
         rows, step = [*moving, new], step[moving]
         block = np.nan_to_num(at.slope[np.ix_(rows, moving)])
-        along = np.array([rise] * len(moving) + [other])
+        along = np.array([rise] * len(moving) + [rise_of_new])
         block = block + np.outer(along - block @ step, step) / (step @ step)
         weights = np.linalg.pinv(np.hstack([block, -np.ones((len(rows), 1))]), rcond=1e-6)[-1]
         errors = np.append(at.total_error[moving], at.error[new])
         return float(np.sqrt((weights**2) @ errors**2))
 
-    def _at_perfect(self, stage: Stage, last: Node, node: Node) -> tuple[bool, bool]:
+    def _at_perfect(self, stage: Stage, previous: Node, node: Node) -> tuple[bool, bool]:
         """Whether a node is indistinguishable from perfect recovery, and whether it lies beyond it."""
         if self.perfect is None or not self._is_known(stage, node, 1e-2):
             return False, False
         end = float(np.log(self.perfect.value)) if self.perfect.value > 0 else -np.inf
-        before, missing = (point.log_alpha - end for point in (last, node))
+        before, missing = (point.log_alpha - end for point in (previous, node))
         reached = abs(missing) < float(node.total_error[stage.moving].max())
         return reached, reached and before * missing <= 0
 
@@ -332,8 +334,8 @@ class Continuation:
         if done and not self.finished:
             start = replace(node, slope=node.slope.copy())
             start.slope[:, done] = 0.0
-            rest = [a for a in stage.moving if a not in done]
-            self.stages.append(Stage(stage.learned, rest, [start], perfect, stage.step))
+            unfinished = [a for a in stage.moving if a not in done]
+            self.stages.append(Stage(stage.learned, unfinished, [start], perfect, stage.step))
 
 
 def _crossing(positions: Host, gaps: Host) -> float:

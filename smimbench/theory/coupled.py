@@ -97,22 +97,22 @@ class CoupledCurve(Curve):
             start = INFORMED * self.identity
         recursion = Recursion(problem, alpha)
         if other is None or UNFINISHED in other.prediction.method:
-            found = recursion.fixed_point(start)
+            solution = recursion.fixed_point(start)
         else:
             target = other.found
-            found = recursion.fixed_point(start, target=target, offset=target.offset)
-            if is_same_fixed_point(target, symmetric_logarithm(found.qhat), found.relative):
+            solution = recursion.fixed_point(start, target=target, offset=target.offset)
+            if is_same_fixed_point(target, symmetric_logarithm(solution.qhat), solution.relative):
                 return Solved(replace(other.prediction, branch=branch), target)
         if upwards and perfect is not None and alpha > perfect.value:
-            nearly = np.diagonal(overlap_at(problem, found.qhat)[1]).max() < NEARLY_KNOWN
+            nearly = np.diagonal(overlap_at(problem, solution.qhat)[1]).max() < NEARLY_KNOWN
             if nearly and perfect.value == 0:  # a discrete signal: what is nearly known is stable
                 return _perfect(problem, alpha, branch)
-            if nearly or UNFINISHED in found.method:
+            if nearly or UNFINISHED in solution.method:
                 before = _walk_up(problem, alpha, start, alpha / max(perfect.value, alpha / 1e3))
                 if before is None:
                     return _perfect(problem, alpha, branch)
-                found = recursion.fixed_point(before, offset=found.offset)
-        return Solved(_prediction(problem, alpha, found, branch), found)
+                solution = recursion.fixed_point(before, offset=solution.offset)
+        return Solved(_prediction(problem, alpha, solution, branch), solution)
 
     def thresholds(self) -> JsonObject:
         """Critical sample ratios, see ``threshold_document``; a hard phase is searched for at a few of them."""
@@ -130,10 +130,10 @@ class CoupledCurve(Curve):
         }
         if perfect is not None and perfect.value > 0:
             probes = [share * perfect.value for share in PROBES]
-            ahead = [len(found) > 1 and found[0].branch == "informed" for found in self.competing(probes)]
+            ahead = [len(branches) > 1 and branches[0].branch == "informed" for branches in self.competing(probes)]
             if any(ahead):
-                first = ahead.index(True)
-                start = Threshold(probes[first], probes[first] - (probes[first - 1] if first else 0.0))
+                index = ahead.index(True)
+                start = Threshold(probes[index], probes[index] - (probes[index - 1] if index else 0.0))
                 hard = HardPhase(start, start, perfect)
             looked = ", ".join(f"{probe:.4g}" for probe in probes)
             missing = f"not found at alpha = {looked}, the only sample ratios that are tested where components mix"
@@ -160,16 +160,16 @@ def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str) 
     # A residual far below the shift is enough.
     nearby = Recursion(problem, alpha * (1 - shift)).nearby(found, 0.05 * size)
     Q, V = overlap_at(problem, found.qhat)
-    other = overlap_at(problem, nearby)[1]
-    response = np.abs(np.diagonal(V - other)) / size * found.relative
+    V_nearby = overlap_at(problem, nearby)[1]
+    response = np.abs(np.diagonal(V - V_nearby)) / size * found.relative
     # Where labels see one combination only, errors of the information feign another, which the sample ratio does not move.
     feigned = overlap_at(problem, found.qhat + found.relative * np.diag(np.diagonal(found.qhat)))[1]
     response = np.maximum(response, np.abs(np.diagonal(V - feigned)))
     # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
     movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q - prior_moments(problem)[1])))
-    left = min(found.residual, 1.0)
-    error = response + movable * left * 10 + overlap_error_at(problem, found.qhat) * np.diagonal(V)
-    ratio_error = np.full(len(V), alpha * (found.relative + left))
+    residual = min(found.residual, 1.0)
+    error = response + movable * residual * 10 + overlap_error_at(problem, found.qhat) * np.diagonal(V)
+    ratio_error = np.full(len(V), alpha * (found.relative + residual))
     return Prediction(alpha, Q, V, error + 1e-12, branch, found.method, alpha_error=ratio_error)
 
 
@@ -203,8 +203,8 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
             if minimize_scalar(growth_on_the_way, args=ends, bounds=(0, 1), method="bounded").fun <= 0:
                 return exponential(ends[0])
         linear = max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1)) < 0.1
-        known = np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
-        if (linear and known) or np.diagonal(x).min() > np.log(KNOWN):
+        is_known = np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
+        if (linear and is_known) or np.diagonal(x).min() > np.log(KNOWN):
             return None
         x = x + step * max(1.0, WALK / fastest)
 
@@ -227,8 +227,8 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
         z = root @ normal_points(P * sites, points, "perfect recovery: latents", scramble).reshape(points, P, sites)
         rng = monte_carlo_rng("perfect recovery: labels", scramble)
         y = channel.forward(z, rng=rng)
-        found = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng)
-        moment: Any = checked_posterior(found, z, second_moment=True).second_moment
+        posterior = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng)
+        moment: Any = checked_posterior(posterior, z, second_moment=True).second_moment
         G: Any = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)
         G[:, :, range(sites), :, range(sites)] -= inverse
         samples.append(np.einsum("nakcl,nbkdl->nabcd", G, G).reshape(points, -1))

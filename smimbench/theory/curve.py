@@ -229,9 +229,9 @@ class Potential:
             end = float(np.interp(goal, depth, position))
             fine, coarse = fine + fine_integral(end), coarse + coarse_integral(end)
         labels, prior, noise = fine
-        value, other = (0.5 * (alpha * integrals[0] - integrals[1]) for integrals in (fine, coarse))
+        value, coarse_value = (0.5 * (alpha * integrals[0] - integrals[1]) for integrals in (fine, coarse))
         rounding = 1e-12 * (alpha * abs(labels) + abs(prior))
-        return float(value), float(abs(value - other) / 8 + 0.5 * alpha * noise + rounding)
+        return float(value), float(abs(value - coarse_value) / 8 + 0.5 * alpha * noise + rounding)
 
 
 def branch_ends(ratios: Host, wanted: Host, branch: str) -> Host:
@@ -294,7 +294,7 @@ def threshold_document(
     if hard and perfect and hard.algorithmic.value > perfect.value:
         recovery = {**hard.algorithmic.document(), "branch": "uninformed", "informed": recovery}
     names = ("spinodal", "information_theoretic", "algorithmic")
-    found: JsonObject = {
+    document: JsonObject = {
         "weak_recovery": weak.document() if weak else None,
         "perfect_recovery": recovery,
         "sequential": sequential,
@@ -303,8 +303,8 @@ def threshold_document(
     }
     every = {"sequential": reasons["weak_recovery"], **dict.fromkeys(names, "there is one branch only"), **reasons}
     every.setdefault("perfect_recovery", NOISY)
-    found["reasons"] = {name: every[name] for name in (*every, "weak_recovery") if not found[name]}
-    return found
+    document["reasons"] = {name: every[name] for name in (*every, "weak_recovery") if not document[name]}
+    return document
 
 
 def perfect_limit(problem: Problem) -> Threshold | None:
@@ -364,8 +364,8 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     low, middle, high = (float(rates.max()) for rates, *_ in (below, balanced, above))
     limit = aitken(low, middle, high)
     # Where it is no geometric sequence, what is left is not known better than the last step.
-    left = abs(limit - high) if limit != high else abs(high - middle)
-    return Threshold(limit, left + limit * noise)
+    uncertain = abs(limit - high) if limit != high else abs(high - middle)
+    return Threshold(limit, uncertain + limit * noise)
 
 
 def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:

@@ -93,11 +93,11 @@ class Neighbours:
     s: Host
     values: Host
 
-    def __call__(self, where: float) -> Host:
+    def __call__(self, position: float) -> Host:
         """Interpolated values at one position."""
-        k = int(np.clip(np.searchsorted(self.s, where), 1, len(self.s) - 1))
+        k = int(np.clip(np.searchsorted(self.s, position), 1, len(self.s) - 1))
         near = slice(max(0, k - 2), k + 2)
-        return polynomial(self.s[near], self.values[near], where)
+        return polynomial(self.s[near], self.values[near], position)
 
 
 def lengths(nodes: list[Node]) -> Host:
@@ -173,8 +173,8 @@ class Corrector:
         """Newton step perpendicular to the curve that makes the moving components agree."""
         step = np.zeros(len(log_ratios))
         if len(moving) > 1:
-            wanted = np.append(log_ratios[moving[0]] - log_ratios[moving[1:]], 0.0)
-            step[moving] = np.linalg.lstsq(self._across(moving, slope, tangent), wanted, rcond=1e-10)[0]
+            differences = np.append(log_ratios[moving[0]] - log_ratios[moving[1:]], 0.0)
+            step[moving] = np.linalg.lstsq(self._across(moving, slope, tangent), differences, rcond=1e-10)[0]
         return step
 
     def inside(self, stage: Stage, start: Host, end: Host) -> Host:
@@ -195,10 +195,10 @@ class Corrector:
         slope, last_x, last_ratios = origin.slope.copy(), origin.x, origin.log_ratios
         # What is left is counted in full where the slope may be far off, and by a share where it is measured: there it may be as
         # large as the error.
-        known = self.ratios.has_rough and len(moving) > 1
+        is_slope_known = self.ratios.has_rough and len(moving) > 1
         rough_x, rough_ratios = x, None
         # A stage begins where a component is 0, and what few labels miss may be another there: tables may know it.
-        if known and origin.missed is not None and len(stage.nodes) > 1:
+        if is_slope_known and origin.missed is not None and len(stage.nodes) > 1:
             rough_ratios = self.differentiate(stage, Node(x, last_ratios, last_ratios, slope, np.nan))
             step = self._correction(moving, rough_ratios + origin.missed, slope, tangent)
             size = float(np.abs(step).max())
@@ -207,7 +207,7 @@ class Corrector:
         for trial in range(6):  # then the step is halved
             log_ratios, error = self.ratios.log_ratios(x, stage.learned)
             move = x - last_x
-            if known and trial == 0:
+            if is_slope_known and trial == 0:
                 if rough_ratios is None:
                     rough_ratios = self.differentiate(stage, Node(x, log_ratios, error, slope, np.nan))
             elif move @ move > 0:
@@ -217,13 +217,15 @@ class Corrector:
             if not np.isfinite(size):
                 return Node(x, log_ratios, error, slope, np.nan), np.inf
             largest = max(largest, size - self._noise(moving, error, slope, tangent))
-            enough = max(accuracy.known_correction, float(error[moving].max())) if known else accuracy.correction
+            enough = (
+                max(accuracy.known_correction, float(error[moving].max())) if is_slope_known else accuracy.correction
+            )
             if size <= enough:
                 break
             last_x, last_ratios = x, log_ratios
-            wanted = x + step * min(1.0, 1.0 / size)
-            x = self.inside(stage, x, wanted)
-            if (x != wanted).any() and len(stage.nodes) == 1:
+            target = x + step * min(1.0, 1.0 / size)
+            x = self.inside(stage, x, target)
+            if (x != target).any() and len(stage.nodes) == 1:
                 # Back to the lowest overlap where it has just been left: noise, for this step is too short.
                 step, largest, x = np.zeros_like(step), np.inf, last_x
                 break
@@ -234,6 +236,6 @@ class Corrector:
         log_ratios = np.where(np.isfinite(log_ratios), log_ratios + moved, log_ratios)
         log_alpha = float(log_ratios[moving].mean())
         residual = np.zeros(len(x))
-        residual[moving] = (accuracy.doubt if known else 1.0) * np.abs(moved)[moving]
+        residual[moving] = (accuracy.doubt if is_slope_known else 1.0) * np.abs(moved)[moving]
         residual[moving] += np.abs(log_ratios[moving] - log_alpha)
         return Node(self.inside(stage, x, x + step), log_ratios, error, slope, log_alpha, residual, missed), largest

@@ -128,13 +128,13 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
         ``value`` (..., P, P), ``error`` broadcastable to it.
     """
     if channel.information is not None:
-        found: Uncertain = channel.information(Q, V)
-        return found
+        information: Uncertain = channel.information(Q, V)
+        return information
     shape = Q.shape
     flat_Q, flat_V = Q.reshape(-1, *shape[-2:]), V.reshape(-1, *shape[-2:])
     sampled = [sampled_moments(channel, model.sites, q, v)[0] for q, v in zip(flat_Q, flat_V)]
-    value = np.stack([found.value for found in sampled]).reshape(shape)
-    error = np.stack([found.error for found in sampled]).reshape(shape)
+    value = np.stack([information.value for information in sampled]).reshape(shape)
+    error = np.stack([information.error for information in sampled]).reshape(shape)
     return Uncertain(value, error, sampled[0].method)
 
 
@@ -149,16 +149,16 @@ def information_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False)
 
     ``rough``: from as many labels as the channel's ``sampling`` says, which only differences should be taken of.
     """
-    found = _evaluated(
+    node = _evaluated(
         problem, "information", Q, V, lambda q, v: channel_information(problem.channel, problem.model, q, v), rough
     )
-    value = np.asarray(found.value, dtype=float)
-    return Uncertain(value, np.broadcast_to(np.asarray(found.error, dtype=float), value.shape), found.method)
+    value = np.asarray(node.value, dtype=float)
+    return Uncertain(value, np.broadcast_to(np.asarray(node.error, dtype=float), value.shape), node.method)
 
 
 def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
     """Slope of the information of components without overlap (P, P): by the channel (``rough`` as above), or sampled."""
-    own = problem.channel.susceptibility
+    of_channel = problem.channel.susceptibility
 
     def sampled(q: Array, v: Array) -> Uncertain:
         found = sampled_moments(problem.channel, problem.model.sites, q, v)[1]
@@ -171,7 +171,9 @@ def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = Fal
             )
         return found
 
-    return _evaluated(problem, "susceptibility", Q, V, sampled if own is None else own, rough and own is not None)
+    return _evaluated(
+        problem, "susceptibility", Q, V, sampled if of_channel is None else of_channel, rough and of_channel is not None
+    )
 
 
 def _evaluated(
@@ -189,8 +191,8 @@ def _evaluated(
 
 def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
     """Overlap Q and error V (..., P, P) of the prior at ``qhat`` (..., P, P)."""
-    found = problem.prior.overlap(qhat)
-    return np.asarray(found.Q), np.asarray(found.V)
+    overlap = problem.prior.overlap(qhat)
+    return np.asarray(overlap.Q), np.asarray(overlap.V)
 
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
@@ -205,10 +207,10 @@ def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host
     return np.asarray(prior.second_moment(P), dtype=float), np.asarray(prior.mean_overlap(P), dtype=float)
 
 
-def diagonals(found: Uncertain) -> tuple[Host, Host]:
+def diagonals(uncertain: Uncertain) -> tuple[Host, Host]:
     """Diagonals of a matrix and of its error, (P,) each."""
-    matrix = np.asarray(found.value, dtype=float)
-    error = np.broadcast_to(np.asarray(found.error, dtype=float), matrix.shape)
+    matrix = np.asarray(uncertain.value, dtype=float)
+    error = np.broadcast_to(np.asarray(uncertain.error, dtype=float), matrix.shape)
     return np.diagonal(matrix), np.diagonal(error)
 
 
@@ -217,23 +219,23 @@ def inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
     from scipy.optimize import root
 
     second, bottom = prior_moments(problem)
-    kept = np.ix_(learned, learned)
+    block = np.ix_(learned, learned)
     upper = np.triu_indices(len(learned))
-    diagonal = not (np.abs(Q - bottom)[kept] * (1 - np.eye(len(learned))) > NOTHING).any()
+    diagonal = not (np.abs(Q - bottom)[block] * (1 - np.eye(len(learned))) > NOTHING).any()
     free = (np.arange(len(learned)),) * 2 if diagonal else upper
-    spread = (second - bottom)[kept]
+    spread = (second - bottom)[block]
 
     def full(log: Host) -> Host:
         matrix = np.zeros_like(spread)
         matrix[free] = log
         matrix = matrix + np.triu(matrix, 1).T
         found = np.zeros_like(Q)
-        found[kept] = spectral_function(matrix, np.exp)
+        found[block] = spectral_function(matrix, np.exp)
         return found
 
     def position(Q: Host, V: Host) -> Host:
         """Coordinate of a point that increases from minus to plus infinity: log Q at one end, -log V at the other."""
-        gap: Host = symmetric_logarithm((Q - bottom)[kept]) - symmetric_logarithm(V[kept])
+        gap: Host = symmetric_logarithm((Q - bottom)[block]) - symmetric_logarithm(V[block])
         return gap[free]
 
     target = position(Q, V)

@@ -43,7 +43,7 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
         signs = np.where(np.diagonal(cross, axis1=-2, axis2=-1) < 0, -1.0, 1.0)
         return Overlaps(truth, signs[..., None] * cross, signs[..., None] * own * signs[..., None, :])
     if cross.ndim > 2:
-        each = [aligned(problem, Overlaps(*one)) for one in zip(truth, cross, own)]
+        each = [aligned(problem, Overlaps(*overlap_matrices)) for overlap_matrices in zip(truth, cross, own)]
         return Overlaps(*(np.stack(parts) for parts in zip(*each)))
     vectors = symmetric_root(np.block([[truth, cross.T], [cross, own]])) * np.sqrt(2 * P)
     if problem.model.rank == "extensive":
@@ -149,8 +149,8 @@ def _propagated_error(
             shifted[index] = stack[index] + np.asarray(error)
             for name, value in scores(Overlaps(*shifted)).items():
                 moved[name].append(value.mean(axis=0))
-        for name, found in moved.items():
-            total[name] += np.abs(np.mean(found, axis=0) - values[name])
+        for name, means in moved.items():
+            total[name] += np.abs(np.mean(means, axis=0) - values[name])
     return total
 
 
@@ -180,34 +180,34 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
             return f"no theory of {algorithm.name} with wrong assumptions is known"
         options = {"assumed": assumed}
     wants_all = len(inspect.signature(ask).parameters.keys() - {"assumed"}) > 2
-    found: AlgorithmPrediction | str | None
-    found = ask(problem, alpha, conditions, **options) if wants_all else ask(problem, alpha, **options)
-    if found is None:
+    prediction: AlgorithmPrediction | str | None
+    prediction = ask(problem, alpha, conditions, **options) if wants_all else ask(problem, alpha, **options)
+    if prediction is None:
         return BRINGS_NONE
-    if not isinstance(found, str) and (complaint := _complaint(found, problem.components)):
+    if not isinstance(prediction, str) and (complaint := _complaint(prediction, problem.components)):
         raise ValueError(f"theory of algorithm {algorithm.name!r} {complaint}")
-    return found
+    return prediction
 
 
 def own_document(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> JsonObject | str:
     """The algorithm's own prediction as a point of the JSON of ``smimbench theory``."""
-    found = own_theory(algorithm, problem, alpha, conditions)
-    return found if isinstance(found, str) else found.document()
+    prediction = own_theory(algorithm, problem, alpha, conditions)
+    return prediction if isinstance(prediction, str) else prediction.document()
 
 
-def _complaint(found: Any, P: int) -> str | None:
+def _complaint(prediction: Any, P: int) -> str | None:
     """A sentence on what is wrong with a prediction, or None."""
-    if not isinstance(found, AlgorithmPrediction):
-        kind = type(found).__name__
+    if not isinstance(prediction, AlgorithmPrediction):
+        kind = type(prediction).__name__
         return f"must return a smimbench.interfaces.AlgorithmPrediction or a reason in words, got {kind}"
-    if np.shape(found.overlap) != (P, P):
-        return f"must give an overlap of shape ({P}, {P}), got {np.shape(found.overlap)}"
+    if np.shape(prediction.overlap) != (P, P):
+        return f"must give an overlap of shape ({P}, {P}), got {np.shape(prediction.overlap)}"
     for name in ("mse", "mse_error"):
-        values = np.atleast_1d(getattr(found, name))
+        values = np.atleast_1d(getattr(prediction, name))
         if values.shape != (P,) or not (np.isfinite(values) & (values >= 0)).all():
-            return f"must give {P} finite numbers >= 0 as {name}, got {getattr(found, name)}"
-    if isinstance(found.trajectory, dict):
-        lengths = {name: len(values) for name, values in found.trajectory.items()}
+            return f"must give {P} finite numbers >= 0 as {name}, got {getattr(prediction, name)}"
+    if isinstance(prediction.trajectory, dict):
+        lengths = {name: len(values) for name, values in prediction.trajectory.items()}
         if len(set(lengths.values())) > 1:
             return f"has a trajectory of lists of different lengths: {lengths}"
     return None

@@ -128,23 +128,25 @@ class Recursion:
         qhat, before = start, np.inf
         best: FixedPoint | None = None
         for _ in range(MOST_CORRECTIONS):
-            found = self._iterated(self._mapped(offset, relative), qhat, enough, target, rough=True)
-            found = found._replace(offset=offset)
-            log = symmetric_logarithm(found.qhat)
-            if UNFINISHED in found.method or (target is not None and is_same_fixed_point(target, log, found.relative)):
-                return found
+            solution = self._iterated(self._mapped(offset, relative), qhat, enough, target, rough=True)
+            solution = solution._replace(offset=offset)
+            log = symmetric_logarithm(solution.qhat)
+            if UNFINISHED in solution.method or (
+                target is not None and is_same_fixed_point(target, log, solution.relative)
+            ):
+                return solution
             image, information = self.image(log)
-            relative, residual = _relative(information), distance(found.qhat, exponential(image))
-            found = found._replace(relative=relative, residual=residual, method=information.method)
+            relative, residual = _relative(information), distance(solution.qhat, exponential(image))
+            solution = solution._replace(relative=relative, residual=residual, method=information.method)
             if np.diagonal(log).min() > KNOWN:
-                return found
+                return solution
             if best is None or residual < best.residual:
-                best = found
-            offset, qhat = image - self.image(log, rough=True)[0], found.qhat
-            left = residual * max(0.1, min(residual / before, 1.0))
-            if min(left, residual) <= max(enough, SOLVED * relative):
-                last = self._iterated(self._mapped(offset, relative), qhat, enough, None, rough=True)
-                return FixedPoint(last.qhat, relative, max(left, last.residual), information.method, offset)
+                best = solution
+            offset, qhat = image - self.image(log, rough=True)[0], solution.qhat
+            remaining = residual * max(0.1, min(residual / before, 1.0))
+            if min(remaining, residual) <= max(enough, SOLVED * relative):
+                final = self._iterated(self._mapped(offset, relative), qhat, enough, None, rough=True)
+                return FixedPoint(final.qhat, relative, max(remaining, final.residual), information.method, offset)
             before = residual
         assert best is not None
         if best.residual <= best.relative:  # where values jump, nothing closer can be found

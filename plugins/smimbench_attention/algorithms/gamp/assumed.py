@@ -78,7 +78,7 @@ def measured_variance(problem: Problem, R: Array, Qhat: Host, estimate: Array, p
     width = PROBE * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
     push = xp.asarray(probe * width.reshape(axes), **matching(R))
     moved = denoise_step(problem.prior, R + push, send(Qhat, R)).estimate - estimate
-    slope, size = (to_host(problem.model.inner(one, push)) for one in (moved, push))
+    slope, size = (to_host(problem.model.inner(response, push)) for response in (moved, push))
     V: Host = symmetric(slope @ np.linalg.inv(size) @ np.linalg.inv(Qhat))
     return V
 
@@ -151,8 +151,8 @@ def _correction(exact: Host, sampled: Host) -> Host:
     ratio = np.diagonal(exact) / np.maximum(np.diagonal(sampled), 1e-300)
     if not (np.maximum(ratio, 1 / np.maximum(ratio, 1e-300)) < 2).all():
         return np.eye(len(exact))
-    found: Host = symmetric_root(exact) @ inverse_root(sampled, 1e-12)
-    return found
+    correction: Host = symmetric_root(exact) @ inverse_root(sampled, 1e-12)
+    return correction
 
 
 class Recursion:
@@ -170,58 +170,59 @@ class Recursion:
 
     def start(self, tiny: float) -> Orders:
         """Order parameters of the prior mean that is assumed, or of a small overlap where labels do not see that."""
-        second, known = prior_moments(self.assumed)
+        second, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
-        if self.problem.channel.symmetry != "none" and not known.any():
-            own = tiny * np.diag(np.minimum(np.diagonal(second), np.diagonal(self.T)))
-            return Orders(own, own, second - own)
-        mean, other = (one.prior.mean(P, 64) for one in (self.assumed, self.problem))
-        return Orders(np.asarray(self.problem.model.inner(mean, other)), known, second - known)
+        if self.problem.channel.symmetry != "none" and not mean_overlap.any():
+            overlap = tiny * np.diag(np.minimum(np.diagonal(second), np.diagonal(self.T)))
+            return Orders(overlap, overlap, second - overlap)
+        mean, true_mean = (side.prior.mean(P, 64) for side in (self.assumed, self.problem))
+        return Orders(np.asarray(self.problem.model.inner(mean, true_mean)), mean_overlap, second - mean_overlap)
 
     def labelled(self, at: Orders) -> Iterator[tuple[Any, Any]]:
         """Assumed and true posterior of the labels, each with its omega, V and g, at the points and at their negatives."""
         root = symmetric_root(at.Q)
         towards = at.M.T @ np.linalg.pinv(root, rcond=1e-12)
-        rest = self.T - towards @ towards.T
-        if not np.isfinite(rest).all() or np.linalg.eigvalsh(symmetric(rest))[0] < -1e-9:
+        missing = self.T - towards @ towards.T
+        if not np.isfinite(missing).all() or np.linalg.eigvalsh(symmetric(missing))[0] < -1e-9:
             raise Lost("its overlaps are not those of any estimate")
-        rest = symmetric(rest) + KNOWN * np.eye(len(rest))
+        missing = symmetric(missing) + KNOWN * np.eye(len(missing))
         channel: Any = self.problem.channel
         for u in (self.latents[0], -self.latents[0]):
-            omega, known = root @ u, towards @ u
+            omega, mean = root @ u, towards @ u
             y = channel.forward(
-                known + symmetric_root(rest) @ self.latents[1],
+                mean + symmetric_root(missing) @ self.latents[1],
                 rng=monte_carlo_rng("wrong assumptions: noise", self.seed),
             )
-            yield (y, self.assumed.channel, omega, at.V), (y, channel, known, rest)
+            yield (y, self.assumed.channel, omega, at.V), (y, channel, mean, missing)
 
     def message(self, at: Orders) -> Message:
         """What the channel tells at these order parameters."""
-        C, sums, rest = self.problem.model.sites, [], None
+        C, sums, missing = self.problem.model.sites, [], None
         for pair in self.labelled(at):
-            found = []
+            pairs = []
             for y, channel, omega, V in pair:
                 posterior = channel.posterior(
                     y, omega, V, rng=monte_carlo_rng("wrong assumptions: posterior", self.seed)
                 )
                 inverse = np.linalg.inv(V)
                 g = inverse @ (np.asarray(posterior.mean) - omega)
-                found.append((g, C * symmetric(inverse - inverse @ np.asarray(posterior.covariance) @ inverse)))
-            (g, own), (best, true) = found
-            rest = pair[1][3]
+                pairs.append((g, C * symmetric(inverse - inverse @ np.asarray(posterior.covariance) @ inverse)))
+            (g, information), (best, true) = pairs
+            missing = pair[1][3]
             products = [np.einsum("npc,nqc->pq", a, b) / len(g) for a, b in ((g, best), (g, g), (best, best))]
-            sums.append((own, true, *products))
-        own, true, m, chi, square = (np.mean(parts, axis=0) for parts in zip(*sums))
-        if not all(np.isfinite(one).all() for one in (own, m, chi)):
+            sums.append((information, true, *products))
+        information, true, m, chi, square = (np.mean(parts, axis=0) for parts in zip(*sums))
+        if not all(np.isfinite(matrix).all() for matrix in (information, m, chi)):
             raise Lost("the information of the labels is not finite")
         # Corrected by what is known of the true posterior: its sampled information is off by the same chance.
         rough = offers_rough(self.problem)
-        exact = information_at(self.problem, with_floor(self.T - rest, 0.0), rest, rough=rough).value
-        first, second = (_correction(exact, symmetric(one)) for one in (true, square))
+        exact = information_at(self.problem, with_floor(self.T - missing, 0.0), missing, rough=rough).value
+        of_slope, of_square = (_correction(exact, symmetric(matrix)) for matrix in (true, square))
         if self.problem.channel.symmetry == "signs":
-            own, m, chi = (np.diag(np.diagonal(one)) for one in (own, m, chi))
-        Qhat = with_floor(first @ own @ first.T, SMALLEST_QHAT / self.scale)
-        return Message(*(self.scale * one for one in (Qhat, second @ m @ second.T, symmetric(second @ chi @ second.T))))
+            information, m, chi = (np.diag(np.diagonal(matrix)) for matrix in (information, m, chi))
+        Qhat = with_floor(of_slope @ information @ of_slope.T, SMALLEST_QHAT / self.scale)
+        chi = symmetric(of_square @ chi @ of_square.T)
+        return Message(self.scale * Qhat, self.scale * (of_square @ m @ of_square.T), self.scale * chi)
 
     def denoised(self, by: Message) -> Orders:
         """Order parameters of the assumed prior's estimate."""
@@ -229,14 +230,14 @@ class Recursion:
             return self._matrix(by)
         signal, noise = self._entries()
         R = np.linalg.solve(by.Qhat, by.m @ signal + symmetric_root(by.chi) @ noise)
-        found = self._orders(self.assumed, by.Qhat, R, noise, by.chi)
+        assumed_orders = self._orders(self.assumed, by.Qhat, R, noise, by.chi)
         # The true prior's estimate from the same numbers has known overlaps.
         information = symmetric(by.m.T @ np.linalg.solve(by.chi, by.m))
         twin = self._orders(
             self.problem, information, signal + inverse_root(information, 1e-12) @ noise, noise, information
         )
         Q, V = overlap_at(self.problem, information)
-        return Orders(*(known + a - b for known, a, b in zip((Q, Q, V), found, twin)))
+        return Orders(*(exact + a - b for exact, a, b in zip((Q, Q, V), assumed_orders, twin)))
 
     def _entries(self) -> tuple[Host, Host]:
         """Entries (P, size) of the signal, with their second moment, and white noise orthogonal to them."""
@@ -257,7 +258,7 @@ class Recursion:
         scale, _, x, xi, weights, f = self.spectrum(by)
         Delta = float(by.chi[0, 0] / by.m[0, 0] ** 2)
         parts = f * xi, f * f, f * (x - xi) / (Delta * scale * by.Qhat[0, 0])
-        return Orders(*(np.array([[one @ weights]]) for one in parts))
+        return Orders(*(np.array([[function @ weights]]) for function in parts))
 
     def spectrum(self, by: Message) -> tuple[float, float, Host, Host, Host, Host]:
         """Scale of the observed matrix and noise that is assumed; nodes x, posterior means, weights, and denoised eigenvalues."""
@@ -276,10 +277,10 @@ class Recursion:
 
     def step(self, at: Orders) -> Orders:
         """Order parameters after one undamped iteration."""
-        found = self.denoised(self.message(at))
-        if not all(np.isfinite(one).all() for one in found):
+        after = self.denoised(self.message(at))
+        if not all(np.isfinite(matrix).all() for matrix in after):
             raise Lost("its order parameters are not finite")
-        return found._replace(V=symmetric(found.V) + KNOWN * np.eye(len(found.V)))
+        return after._replace(V=symmetric(after.V) + KNOWN * np.eye(len(after.V)))
 
     def fixed_point(self, at: Orders) -> Orders:
         """Where damped iterations come to rest; Lost where they do not."""
@@ -287,8 +288,8 @@ class Recursion:
             new = self.step(at)
             far = max(float(np.abs(b - a).max() / max(np.abs(b).max(), ACCURACY.at_rest)) for a, b in zip(at, new))
             at = Orders(*(ACCURACY.damping * a + (1 - ACCURACY.damping) * b for a, b in zip(at, new)))
-            known = np.diagonal(at.V).max() < 10 * KNOWN and far < ROUGHLY  # rounding is left
-            if far < ACCURACY.at_rest or known or (far < ROUGHLY and offers_rough(self.problem)):
+            is_known = np.diagonal(at.V).max() < 10 * KNOWN and far < ROUGHLY  # rounding is left
+            if far < ACCURACY.at_rest or is_known or (far < ROUGHLY and offers_rough(self.problem)):
                 return at
         raise Lost("its state evolution does not come to rest")
 
@@ -298,17 +299,17 @@ class Recursion:
         G: Any = 0.0
         for (y, channel, omega, V), _ in self.labelled(at):
             rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
-            found = channel.posterior(y, omega, V, second_moment=True, rng=rng)
-            mean, inverse = np.asarray(found.mean), np.linalg.inv(V)
-            own = np.asarray(found.second_moment) - mean[..., None, None] * mean[:, None, None]
-            own = np.einsum("ap,npcqd,qb->nacbd", inverse, own, inverse)
-            own -= inverse[None, :, None, :, None] * np.eye(mean.shape[2])[None, None, :, None, :]
-            G = G + np.einsum("nacbd,necfd->aebf", own, own) / len(own) / 2
+            posterior = channel.posterior(y, omega, V, second_moment=True, rng=rng)
+            mean, inverse = np.asarray(posterior.mean), np.linalg.inv(V)
+            slopes = np.asarray(posterior.second_moment) - mean[..., None, None] * mean[:, None, None]
+            slopes = np.einsum("ap,npcqd,qb->nacbd", inverse, slopes, inverse)
+            slopes -= inverse[None, :, None, :, None] * np.eye(mean.shape[2])[None, None, :, None, :]
+            G = G + np.einsum("nacbd,necfd->aebf", slopes, slopes) / len(slopes) / 2
         spread = np.linalg.inv(by.Qhat)
         K = self.scale * np.einsum("ax,xybf,ye->aebf", spread, G, spread)
         J = self._slopes(by)
-        whole = np.einsum("aebf,bfxy->aexy", J, K)
-        return float(np.abs(np.linalg.eigvals(whole.reshape(P * P, P * P))).max())
+        map_of_covariances = np.einsum("aebf,bfxy->aexy", J, K)
+        return float(np.abs(np.linalg.eigvals(map_of_covariances.reshape(P * P, P * P))).max())
 
     def _slopes(self, by: Message) -> Host:
         """Mean products ``J_ab J_ef`` (a, e, b, f) of slopes of the assumed denoiser."""
@@ -317,17 +318,19 @@ class Recursion:
             lam = scale * x
             shrink: Any = self.assumed.prior.law.eigenvalue_map
             step = 1e-5 * noise**0.5
-            own = (np.asarray(shrink(lam + step, noise)) - np.asarray(shrink(lam - step, noise))) / (2 * step)
+            derivative = (np.asarray(shrink(lam + step, noise)) - np.asarray(shrink(lam - step, noise))) / (2 * step)
             gap = lam[:, None] - lam[None, :]
             near = np.abs(gap) < step
-            slopes = np.where(near, own[:, None], (f[:, None] - f[None, :]) / np.where(near, 1.0, gap))
+            slopes = np.where(near, derivative[:, None], (f[:, None] - f[None, :]) / np.where(near, 1.0, gap))
             return np.full((1, 1, 1, 1), weights @ (slopes * slopes) @ weights)
         signal, Z = self._entries()
         R = np.linalg.solve(by.Qhat, by.m @ signal + symmetric_root(by.chi) @ Z)
         small = 1e-4 * np.sqrt(np.diagonal(np.linalg.inv(by.Qhat)))
         at = np.asarray(self.assumed.prior.denoise(R, by.Qhat).estimate)
-        moved = [np.asarray(self.assumed.prior.denoise(R + one[:, None], by.Qhat).estimate) for one in np.diag(small)]
-        J = np.stack([(one - at) / size for one, size in zip(moved, small)], axis=1)  # (P, P, size)
+        moved = [
+            np.asarray(self.assumed.prior.denoise(R + shift[:, None], by.Qhat).estimate) for shift in np.diag(small)
+        ]
+        J = np.stack([(shift - at) / size for shift, size in zip(moved, small)], axis=1)  # (P, P, size)
         return np.asarray(np.einsum("abi,efi->aebf", J, J) / R.shape[1])
 
 
@@ -343,33 +346,34 @@ def mismatched_theory(
         problem.components > 1 or None in (problem.prior.law.spectral_means, assumed.prior.law.eigenvalue_map)
     ):
         return "with wrong assumptions its theory is for one matrix with a prior that gives its spectral law"
-    found: list[Orders] = []
-    told: list[Message] = []
+    overlap = 0.99 if conditions.start == "informed" else ACCURACY.start
+    fixed_points: list[Orders] = []
+    messages: list[Message] = []
     growth = 0.0
     try:
         if exact := _ridge(problem, assumed, alpha):  # without a spread
-            found, told = [exact[0]] * 2, [exact[1]] * 2
+            fixed_points, messages = [exact[0]] * 2, [exact[1]] * 2
         for seed in range(0 if exact else ACCURACY.sets):
             recursion = Recursion(problem, assumed, alpha, seed)
-            at = found[0] if found else recursion.start(0.99 if conditions.start == "informed" else ACCURACY.start)
-            found.append(recursion.fixed_point(at))
-            told.append(recursion.message(found[-1]))
-            growth = max(growth, recursion.growth(found[-1], told[-1]))
+            at = fixed_points[0] if fixed_points else recursion.start(overlap)
+            fixed_points.append(recursion.fixed_point(at))
+            messages.append(recursion.message(fixed_points[-1]))
+            growth = max(growth, recursion.growth(fixed_points[-1], messages[-1]))
     except (Lost, ParameterError, np.linalg.LinAlgError) as error:
         return f"GAMP with these assumptions does not converge: {error}"
     if growth > 1:
         return f"GAMP with these assumptions does not converge: errors grow by {growth:.3g} in every iteration"
     T = prior_moments(problem)[0]
-    V = np.mean([one.V for one in found], axis=0)
+    V = np.mean([orders.V for orders in fixed_points], axis=0)
     point = limit_point(
-        problem, alpha, [[orders.overlaps(T)] for orders in found],
+        problem, alpha, [[orders.overlaps(T)] for orders in fixed_points],
         method="closed form of ridge regression" if exact else "state evolution, wrong assumptions",
         branch="informed" if conditions.start == "informed" else "own", V=V,
     )  # fmt: skip
-    at = Orders(*(np.mean(parts, axis=0) for parts in zip(*found)))
-    by = Message(*(np.mean(parts, axis=0) for parts in zip(*told)))
-    errors = Message(*(np.std(parts, axis=0, ddof=1) / len(told) ** 0.5 for parts in zip(*told)))
-    spread = np.std([one.V for one in found], axis=0, ddof=1) / len(found) ** 0.5 + KNOWN
+    at = Orders(*(np.mean(parts, axis=0) for parts in zip(*fixed_points)))
+    by = Message(*(np.mean(parts, axis=0) for parts in zip(*messages)))
+    errors = Message(*(np.std(parts, axis=0, ddof=1) / len(messages) ** 0.5 for parts in zip(*messages)))
+    spread = np.std([orders.V for orders in fixed_points], axis=0, ddof=1) / len(fixed_points) ** 0.5 + KNOWN
     return replace(point, draws=lambda: by_draws(problem, assumed, point, at, by, errors, spread))
 
 
@@ -427,27 +431,27 @@ def by_draws(
     P, C, T = problem.components, problem.model.sites, prior_moments(problem)[0]
     (M, Q, V), (Qhat, m, chi), alpha = at, by, point.more["alpha"]
     scale, towards = problem.model.kappa * alpha, M.T @ np.linalg.inv(Q)
-    rest, inverse = T - towards @ M, np.linalg.inv(V)
-    what = f"{problem.identity} {assumed.identity} {alpha!r}"
-    channel, told = assumed.channel, []
+    missing, inverse = T - towards @ M, np.linalg.inv(V)
+    stream = f"{problem.identity} {assumed.identity} {alpha!r}"
+    channel, messages = assumed.channel, []
     for batch in range(BATCHES):
-        rng = monte_carlo_rng(f"wrong assumptions: draws {what}", batch)
-        one, two = rng.standard_normal((2, DRAWS, P, C))
-        omega, shift = symmetric_root(Q) @ one, symmetric_root(rest) @ two
-        found = channel.posterior(problem.channel.forward(towards @ omega + shift, rng=rng), omega, V, rng=rng)
-        g = inverse @ (np.asarray(found.mean) - omega)
-        own = C * (inverse - inverse @ np.asarray(found.covariance) @ inverse)
-        products = (np.einsum("npc,nqc->pq", g, other) / DRAWS for other in (np.linalg.inv(rest) @ shift, g))
-        told.append([scale * np.diagonal(one) for one in (own, *products)])
+        rng = monte_carlo_rng(f"wrong assumptions: draws {stream}", batch)
+        values, shifts = rng.standard_normal((2, DRAWS, P, C))
+        omega, shift = symmetric_root(Q) @ values, symmetric_root(missing) @ shifts
+        posterior = channel.posterior(problem.channel.forward(towards @ omega + shift, rng=rng), omega, V, rng=rng)
+        g = inverse @ (np.asarray(posterior.mean) - omega)
+        information = C * (inverse - inverse @ np.asarray(posterior.covariance) @ inverse)
+        products = (np.einsum("npc,nqc->pq", g, other_g) / DRAWS for other_g in (np.linalg.inv(missing) @ shift, g))
+        messages.append([scale * np.diagonal(values) for values in (information, *products)])
     checks = [
-        compare(name, p, one[p, p], error[p, p], np.array([batch[k][p] for batch in told]), effective=np.inf)
-        for k, (name, one, error) in enumerate(zip(Message._fields, by, errors))
+        compare(name, p, values[p, p], error[p, p], np.array([batch[k][p] for batch in messages]), effective=np.inf)
+        for k, (name, values, error) in enumerate(zip(Message._fields, by, errors))
         for p in range(P)
     ]
     size = DIMENSION if problem.model.rank == "extensive" else DRAWS * DIMENSION
     denoised: list[list[Host]] = []
     for D in (size // 2, size):
-        rng = monte_carlo_rng(f"wrong assumptions: denoised {what}", D)
+        rng = monte_carlo_rng(f"wrong assumptions: denoised {stream}", D)
         denoised.append([])
         for _ in range(BATCHES):
             signal, noise = problem.prior.sample(rng, P, D), problem.model.draw_noise(rng, P, D)
@@ -457,12 +461,12 @@ def by_draws(
             probe = problem.model.draw_noise(rng, P, D)
             claimed = measured_variance(assumed, R, Qhat, estimate, probe)
             both = problem.model.inner(signal - estimate, signal - estimate), claimed
-            denoised[-1].append(np.array([np.diagonal(one) for one in both]))
+            denoised[-1].append(np.array([np.diagonal(values) for values in both]))
     small, large = np.array(denoised)  # what the size does is taken to fall as its inverse, and counted as an error
     bias = np.abs((large - small).mean(axis=0))
     printed = (("signal", point.mse, point.mse_error), ("V", np.diagonal(V), np.diagonal(spread)))
     return checks + [
-        compare(name, p, one[p], error[p], (2 * large - small)[:, k, p], bias[k, p], effective=np.inf)
-        for k, (name, one, error) in enumerate(printed)
+        compare(name, p, values[p], error[p], (2 * large - small)[:, k, p], bias[k, p], effective=np.inf)
+        for k, (name, values, error) in enumerate(printed)
         for p in range(P)
     ]

@@ -73,23 +73,25 @@ def gamp_theory(
     Where two branches compete, a run that begins at the prior mean, or near it, ends on the uninformed one, and one that begins
     near the signal on the informed one. Students that start alike agree.
     """
-    points = conditions.points or tuple(point_document(problem, found) for found in competing(problem, [alpha])[0])
-    wanted = "informed" if conditions.start == "informed" else "uninformed"
-    end = next((point for point in points if point["branch"] == wanted), points[0])
+    points = conditions.points
+    if not points:
+        points = tuple(point_document(problem, prediction) for prediction in competing(problem, [alpha])[0])
+    branch = "informed" if conditions.start == "informed" else "uninformed"
+    end = next((point for point in points if point["branch"] == branch), points[0])
     correction = first_correction(problem, alpha)
     point = AlgorithmPrediction.of_point(
         end, between_students=end["overlap"], finite_size=None if correction is None else {"mse": correction}
     )
     if not conditions.trajectory:
         return point
-    found: dict[str, list[Any]] | str
+    trajectory: dict[str, list[Any]] | str
     if damped:
-        found = "it is damped, which moves no fixed point but has no recursion; give damping = 0"
+        trajectory = "it is damped, which moves no fixed point but has no recursion; give damping = 0"
     elif conditions.start not in ("uninformed", "informed"):
-        found = f"its start, {conditions.start!r}, depends on the data"
+        trajectory = f"its start, {conditions.start!r}, depends on the data"
     else:
-        found = _trajectory(problem, alpha, conditions, V, end)
-    return replace(point, trajectory=found)
+        trajectory = _trajectory(problem, alpha, conditions, V, end)
+    return replace(point, trajectory=trajectory)
 
 
 def random_start_error(problem: Problem, information: float) -> Host:
@@ -254,10 +256,12 @@ def information_along(problem: Problem, Q: Host, V: Host, end: Host | None = Non
         return symmetric_logarithm(information_at(problem, Q, V, rough=rough).value)
 
     ratios = [logarithm(*pair, rough=False) - logarithm(*pair, rough=True) for pair in ends]
-    first, last = (float(np.trace(pair[0])) for pair in (ends[0], ends[-1]))
+    trace_start, trace_end = (float(np.trace(pair[0])) for pair in (ends[0], ends[-1]))
 
-    def found(Q: Host, V: Host) -> Host:
-        share = float(np.clip((np.trace(Q) - first) / (last - first), 0.0, 1.0)) if last != first else 0.0
+    def interpolated(Q: Host, V: Host) -> Host:
+        share = 0.0
+        if trace_end != trace_start:
+            share = float(np.clip((np.trace(Q) - trace_start) / (trace_end - trace_start), 0.0, 1.0))
         return exponential(logarithm(Q, V, rough=True) + (1 - share) * ratios[0] + share * ratios[-1])
 
-    return found
+    return interpolated
