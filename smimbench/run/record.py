@@ -211,6 +211,12 @@ class Record(Open):
         str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the canonical JSON of all other fields.")
     ]
 
+    @pydantic.model_validator(mode="after")
+    def _counted(self) -> Record:
+        if self.fresh_samples is not None and "sample_ratio" not in self.model_fields_set:
+            raise ValueError("sample_ratio is missing where fresh_samples are counted")
+        return self
+
 
 def new_record(cell: JsonObject, problem: str, algorithm: str, found: JsonObject) -> JsonObject:
     """Record of a cell with the fields that all records have, from its identity, labels and results."""

@@ -1,11 +1,11 @@
 """Bad input by the thousand, repeatable: ``python tests/fuzz/job.py --cases 100000 --seed 1``.
 
-A quarter each: suites put together by hypothesis from pieces that are nearly right, and shipped ones with a value changed;
-suites, records, kept theory, ``run.json`` and ``.npz`` files with bytes changed; records whose fields were changed and whose
-digest was made to fit, and packs, answers of theory and trajectories of another structure; command lines. A case is a finding
-if anything but an error of smimbench's own comes out, if it takes more than ``SLOW`` seconds of the processor or ``STUCK`` on the
-wall, if what it prints holds a control character or a formula, or if a file appears outside the results folder. The process may
-take ``MEMORY`` bytes in all.
+A quarter each: suites put together by hypothesis from pieces that are nearly right, and shipped ones with a value or a key
+changed; suites in other encodings, and suites, records, kept theory, ``run.json`` and ``.npz`` files with bytes changed; records
+whose fields were changed and whose digest was made to fit, and packs, answers of theory and trajectories of another structure;
+command lines. A case is a finding if anything but an error of smimbench's own comes out, if it takes more than ``SLOW`` seconds
+of the processor or ``STUCK`` on the wall, if what it prints holds a control character or a formula, or if a file appears outside
+the results folder. The process may take ``MEMORY`` bytes in all.
 """
 
 import argparse
@@ -55,8 +55,8 @@ CLOCKS = ((signal.SIGPROF, signal.ITIMER_PROF, SLOW), (signal.SIGALRM, signal.IT
 OWN = (SuiteError, StoreError)
 NASTY = [
     "", "[/]", "$x_", "=1+1", "\x1b[2J", "\u202e", "a" * 5000, "../../x", "nan", "smimbench:gamp", "gamp", "softmax", "linear",
-    -1, 0, 1, 2, 3, 1e-300, 1e-9, 0.5, 1.0, 1e9, 1e300, float("inf"), float("nan"), 2**31, 2**63, 2**64, 10**400, True, None,
-    [], {}, [[]], [1, "a"], {"name": "gamp"}, {"name": ["softmax"]},
+    -1, 0, 1, 2, 3, 1e-300, 1e-9, 0.5, 1.0, 1e9, 1e300, float("inf"), float("-inf"), float("nan"), 2**31, 2**63, 2**64, 10**400,
+    True, None, [], {}, [[]], [1, "a"], {"name": "gamp"}, {"name": ["softmax"]},
 ]  # fmt: skip
 
 
@@ -170,15 +170,39 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
     return data
 
 
-def changed(value, dice: random.Random):
-    """A document with one value replaced by something nasty."""
+def changed(value, dice: random.Random, nasty=None):
+    """A document with one value replaced by something nasty, or one key by another or a misspelled one."""
     if isinstance(value, dict) and value and dice.random() < 0.9:
         key = dice.choice(list(value))
-        return {**value, key: changed(value[key], dice)}
+        if dice.random() < 0.15:
+            return {(misspelled(name, dice) if name == key else name): inner for name, inner in value.items()}
+        return {**value, key: changed(value[key], dice, nasty)}
     if isinstance(value, list) and value and dice.random() < 0.7:
         i = dice.randrange(len(value))
-        return [*value[:i], changed(value[i], dice), *value[i + 1 :]]
-    return dice.choice([n for n in NASTY if n == n and n not in (float("inf"), 10**400)])
+        return [*value[:i], changed(value[i], dice, nasty), *value[i + 1 :]]
+    return dice.choice(nasty or [n for n in NASTY if n == n and n not in (float("inf"), float("-inf"), 10**400)])
+
+
+def misspelled(word: str, dice: random.Random) -> str:
+    """A word with a letter left out, doubled, exchanged or of another kind."""
+    i = dice.randrange(len(word) + 1)
+    before, letters, after = word[:i], word[i : i + 2], word[i + 2 :]
+    words = [before + letters[1:] + after, before + letters[:1] + word[i:], before + letters[::-1] + after]
+    return dice.choice([*words, word.upper(), f"{word}\u0301", f"{word}.x"])
+
+
+ENCODINGS = [
+    lambda text: text.encode("utf-16"), lambda text: text.encode("utf-16-le"), lambda text: text.encode("utf-16-be"),
+    lambda text: text.encode("utf-32"), lambda text: text.encode("utf-8-sig"), lambda text: text.encode("cp037"),
+    lambda text: text.replace("small", "caf\u00e9").encode("latin-1"), lambda text: text.replace("\n", "\r").encode(),
+    lambda text: text.replace("\n", "\r\n").encode(), lambda text: text.encode() + b"\x1a", lambda text: text.encode("utf-7"),
+]  # fmt: skip
+
+
+def read_file(data: bytes, folder: Path) -> None:
+    """A file is read as a suite that was never run, or refused in one line."""
+    (folder / "fuzz.toml").write_bytes(data)
+    run_line(["show", str(folder / "fuzz.toml"), "--json", "--results", str(folder / "results")])
 
 
 def change_structure(file: Path, dice: random.Random) -> None:
@@ -198,7 +222,7 @@ def change_structure(file: Path, dice: random.Random) -> None:
                 write_resealed(path, record)
         return
     document = json.loads(file.read_text())
-    part = "answer" if "answer" in document else dice.choice(["document", "document", "document", "run"])
+    part = dice.choice([name for name in document if name != "digest"])
     document[part] = changed(document[part], dice)
     write_resealed(file, document)
 
@@ -328,13 +352,13 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
     def drawn_suites(document):
         suite("suites by structure", document)
         for _ in range(3):
-            suite("suites by structure", changed(document, dice))
+            suite("suites by structure", changed(document, dice, NASTY))
 
     drawn_suites()
     shipped = [tomllib.loads(path.read_text()) for path in sorted((ROOT / "suites").glob("*.toml"))]
     while done["suites by structure"] + done["shipped suites"] < cases // 4:
-        document = changed(dice.choice(shipped), dice)
-        suite("shipped suites", changed(document, dice) if dice.random() < 0.3 else document)
+        document = changed(dice.choice(shipped), dice, NASTY)
+        suite("shipped suites", changed(document, dice, NASTY) if dice.random() < 0.3 else document)
 
     stores = [folder / "results" / name for name in ("small", "long")]
     by_bytes = [path for store in stores for path in (*store.glob("*.json"), *store.glob("*.npz"))]
@@ -344,8 +368,10 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
     for _ in range(cases // 4):
         kind = dice.choice(["suite", "file", "npz"])
         if kind == "suite":
-            text = mutated(dice.choice([SUITE, ATTENTION]).encode(), dice).decode("utf-8", "replace")
-            note("suites by bytes", watched(read_suite, text, folder), text)
+            text = dice.choice([SUITE, ATTENTION])
+            data = dice.choice(ENCODINGS)(text) if dice.random() < 0.3 else text.encode()
+            data = mutated(data, dice) if dice.random() < 0.8 else data
+            note("suites by bytes", watched(read_file, data, folder), data)
         elif kind == "npz":
             data = mutated(estimate.getvalue(), dice)
             (folder / "fuzz.npz").write_bytes(data)
@@ -410,7 +436,7 @@ def prepare(folder: Path) -> None:
 
 def outside(folder: Path) -> list[str]:
     """Files other than what the job itself and the results folders may make."""
-    allowed = {"results", "out", "small.toml", "long.toml", "fuzz.npz"}
+    allowed = {"results", "out", "small.toml", "long.toml", "fuzz.toml", "fuzz.npz"}
     # A word after --output names a file, whose folder is made: "[/]" is the file "]" in the folder "[".
     allowed |= {Path(word).parts[0] for word in WORDS if word}
     return [path.name for path in folder.iterdir() if path.name not in allowed]

@@ -207,6 +207,7 @@ SPOILED = {
     "a status of its own": (_edit(lambda r: r.update(status="splendid"), seal=True), "status"),
     "warnings that are no text": (_edit(lambda r: r.update(warnings=[{"a": 1}]), seal=True), "warnings.0"),
     "findings in a table": (_edit(lambda r: r.update(final={"found": {"a": [1]}}), seal=True), "final.found"),
+    "samples that were drawn without their ratio": (_edit(lambda r: r.update(fresh_samples=5), seal=True), "sample_ratio"),
     "a path out of the folder": (
         _edit(lambda r: r.update(trajectory={"file": "../x.npz", "sha256": "0" * 64}), seal=True), "trajectory"
     ),
