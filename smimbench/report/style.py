@@ -42,7 +42,6 @@ STYLE: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "lines.linewidth": 1.3,
     "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5, "legend.frameon": False, "svg.hashsalt": "smimbench",
     "pdf.fonttype": 42, "svg.fonttype": "none",
-    "text.parse_math": False,  # names come from users: a dollar is a dollar
 }  # fmt: skip
 
 
@@ -107,8 +106,8 @@ def end_marker(look: Look) -> JsonObject:
 
 
 def literal(text: str) -> str:
-    """Text from users as Matplotlib must show it: no characters that XML forbids, and no legend without it."""
-    shown = printable(text).replace("\t", " ")
+    """Text from users for Matplotlib, which takes dollars for mathematics and leaves a leading underscore out of legends."""
+    shown = printable(text).replace("\t", " ").replace("$", r"\$")
     return f"\N{ZERO WIDTH SPACE}{shown}" if shown.startswith("_") else shown
 
 
@@ -148,11 +147,13 @@ def new_figure(
 
 def log_ticks(axis: Any) -> None:
     """Ticks of a logarithmic axis as plain numbers: typesetting a formula for each of them takes longer than the figure."""
-    from matplotlib.ticker import MaxNLocator, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     low, high = axis.get_view_interval()
     if low < high < 10 * low:
         axis.set_major_locator(MaxNLocator(4))
+    elif math.floor(math.log10(high)) <= math.ceil(math.log10(low)):  # powers of ten would be a single tick
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     else:
         axis.get_major_locator().set_params(numticks=6)
     axis.set_major_formatter("{x:g}")

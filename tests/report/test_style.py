@@ -25,6 +25,13 @@ def test_no_tick_of_a_wide_axis_is_typeset_as_a_formula():
     assert not any("$" in text for text in texts)
 
 
+@pytest.mark.parametrize("ends", [(0.13, 1.9), (0.3, 2.5), (0.011, 0.9), (1.0, 9.0), (1e-5, 1e3), (9.0, 130.0)])
+def test_every_logarithmic_axis_has_ticks_that_tell_its_scale(ends):
+    (axis,) = drawn([Panel("", "", "", [line(ends)], ylog=True)]).axes
+    low, high = axis.get_ylim()
+    assert 2 <= len([tick for tick in axis.get_yticks() if low <= tick <= high]) <= 8
+
+
 @pytest.mark.parametrize("high", [1e-3, 0.7, 3.0])
 @pytest.mark.parametrize("floor", [1e-10, 1e-7, 1e-4])
 def test_the_end_of_an_axis_says_that_it_stands_for_all_that_is_smaller(floor, high):
