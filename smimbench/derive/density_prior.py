@@ -20,7 +20,7 @@ from smimbench.numerics.seeds import monte_carlo_rng
 
 
 class DensityPrior(DerivedLaw):
-    r"""Signal ``W`` (P, D) with iid entries of a density ``exp(log_density(w))``, not necessarily normalised.
+    r"""Signal ``W`` (P, D) with iid entries of a density ``exp(log_density(w))``, not necessarily normalized.
 
     The posterior of a column given ``R = W + Qhat^{-1/2} Z`` is ``prod_p p(w_p) N(w; R, Qhat^{-1})``. Entry by entry for
     diagonal ``Qhat`` (adaptive quadrature), jointly otherwise (quasi-random points, up to 12 components).

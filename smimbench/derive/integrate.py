@@ -12,7 +12,7 @@ standard normal law, with one of three methods:
 
 In the last two, points are placed by importance sampling where the likelihood asks for it: a Gaussian is fitted to the
 posterior in a few tempered rounds, sample by sample, so that a narrow or improbable label does not leave the points
-empty-handed. Points are randomised in independent replicates; their spread is the error that is reported.
+empty-handed. Points are randomized in independent replicates; their spread is the error that is reported.
 """
 
 from __future__ import annotations

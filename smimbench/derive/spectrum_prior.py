@@ -162,7 +162,7 @@ def _probability_rule(order: int) -> tuple[Host, Host]:
 
 
 def _thinned(atoms: Host) -> tuple[Host, Host]:
-    """Sorted samples as at most 512 groups of neighbours, with their means and weights."""
+    """Sorted samples as at most 512 groups of neighbors, with their means and weights."""
     groups = np.array_split(atoms, min(len(atoms), 512))
     weights = np.array([len(group) for group in groups], dtype=float)
     return np.array([group.mean() for group in groups]), weights / weights.sum()

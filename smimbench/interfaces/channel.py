@@ -32,7 +32,7 @@ class Posterior(NamedTuple):
     covariance : array (P, P)
         ``Cov(z_c | y, omega, V)`` averaged over samples and sites.
     second_moment : array (n, P, C, P, C) or None
-        ``E[z z^T | y, omega, V]``, not centred; only on request.
+        ``E[z z^T | y, omega, V]``, not centered; only on request.
     error : float, or array () on a device
         Numerical error of ``mean``: root mean square over samples, relative to ``sqrt(diag V)``. 0 for closed forms.
     """

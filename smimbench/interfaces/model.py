@@ -69,7 +69,7 @@ class Model(Item):
         raise NotImplementedError
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Signal-shaped sum over samples, so normalised that ``R = W_hat + Qhat^{-1} adjoint(g)``; over features of other
+        """Signal-shaped sum over samples, so normalized that ``R = W_hat + Qhat^{-1} adjoint(g)``; over features of other
         variances than 1 with ``problem.per_variance(adjoint(g))``.
         """
         raise NotImplementedError

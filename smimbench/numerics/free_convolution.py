@@ -43,7 +43,7 @@ class FreeConvolution:
     atoms : array_like (K,)
         Eigenvalues of S.
     weights : array_like (K,) or None
-        Their probabilities, positive; normalised here. None: all equal.
+        Their probabilities, positive; normalized here. None: all equal.
     law : {"exact", "quantiles"}
         What the atoms stand for, which decides what error ``mmse`` reports.
 
@@ -51,12 +51,12 @@ class FreeConvolution:
             The law has these atoms, or they are nodes of a rule as good as exact: the error of the
             integration only.
         ``"quantiles"``
-            A discretisation of a continuous law: also the change when neighbours are merged in pairs.
+            A discretization of a continuous law: also the change when neighbors are merged in pairs.
 
     Notes
     -----
-    Work grows as K times the number of nodes; where ``sqrt(Delta)`` is below the distance of neighbours there
-    is one bulk per atom and it grows as K^2. A discretised law is not resolved there: F is still good to a
+    Work grows as K times the number of nodes; where ``sqrt(Delta)`` is below the distance of neighbors there
+    is one bulk per atom and it grows as K^2. A discretized law is not resolved there: F is still good to a
     part in K, as its error says, but ``rie`` shows the atoms.
 
     Examples
@@ -140,7 +140,7 @@ class FreeConvolution:
         Returns
         -------
         Uncertain
-            ``value`` (k,) and its error: of the integration, and for a discretised law the change when neighbours are merged
+            ``value`` (k,) and its error: of the integration, and for a discretized law the change when neighbors are merged
             in pairs, three times.
 
         Raises
@@ -300,12 +300,12 @@ def _subordinate(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Sub
 def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
     """Intervals (B, 2) of u with v > 0, and points inside them where v may have a dip, for noise 1.
 
-    Between neighbouring atoms, ``G(u) = sum p/(u-s)^2`` to the power -1/2 is concave (a power mean of
+    Between neighboring atoms, ``G(u) = sum p/(u-s)^2`` to the power -1/2 is concave (a power mean of
     distances): Newton's method for ``G^(-1/2) = 1`` goes monotonically from each atom to the
     nearest solution, or past the maximum if there is none.
     """
     own, cube, distance = np.sqrt(weights), np.cbrt(weights), np.diff(atoms)
-    # Two neighbours alone would leave this gap open; the other atoms can only close it.
+    # Two neighbors alone would leave this gap open; the other atoms can only close it.
     needed = (cube[:-1] + cube[1:]) ** 1.5
     wide = np.flatnonzero(distance > needed)
     left, found_left = _solve_edges(atoms[wide] + own[wide], 1, atoms, weights)

@@ -42,7 +42,7 @@ class LineMoments(NamedTuple):
     log_norm : array (N,)
         ``log Z``; ``IMPOSSIBLE`` where the integrand was zero at every point that was tried.
     mean, square : array (N,)
-        ``E[t]`` and ``E[t^2]`` under the normalised integrand; 0 and 1 where it was zero everywhere.
+        ``E[t]`` and ``E[t^2]`` under the normalized integrand; 0 and 1 where it was zero everywhere.
     error : array (N,)
         Estimate of the error of ``mean``; infinite where the integrand was zero everywhere.
     """
@@ -185,7 +185,7 @@ def _assessed(integrand: Callable[[Host, Host], Host], line: Host, low: Host, hi
 def _hidden_mass(cells: _Cells) -> Host:
     """Log of the largest mass that a peak between the nodes of a cell could add, for a concave log-integrand.
 
-    It would lie next to a node that is higher than its neighbours; the slopes on either side of a gap bound what happens in it.
+    It would lie next to a node that is higher than its neighbors; the slopes on either side of a gap bound what happens in it.
     """
     rows = np.flatnonzero(cells.rough)
     values, gaps = cells.values[:, rows], np.diff(_rule()[0])[:, None]
@@ -259,7 +259,7 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
 def _rule() -> tuple[Host, Host, Host]:
     """Gauss-Lobatto nodes and weights, and the matrix from node values to Legendre coefficients 1 .. m - 1.
 
-    The ends of a cell are nodes, so that a sliver of the support that reaches in from the neighbour is seen.
+    The ends of a cell are nodes, so that a sliver of the support that reaches in from the neighbor is seen.
     """
     nodes, weights = gauss_lobatto(_NODES)
     transform = np.linalg.inv(np.polynomial.legendre.legvander(nodes, _NODES - 1))

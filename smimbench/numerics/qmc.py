@@ -1,4 +1,4 @@
-"""Randomised quasi-Monte Carlo points, made on the host.
+"""Randomized quasi-Monte Carlo points, made on the host.
 
 ``scipy.stats`` is imported at the first call: it is slow to load.
 """

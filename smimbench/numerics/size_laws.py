@@ -40,7 +40,7 @@ class SizeFit(NamedTuple):
     laws : ndarray (K, 3)
         Powers of 1/D.
     chi2 : float
-        Sum of squares that was minimised.
+        Sum of squares that was minimized.
     """
 
     coefficients: Host
@@ -50,7 +50,7 @@ class SizeFit(NamedTuple):
 
 
 def fit_sizes(sizes: Host, values: Host, errors: Host, spreads: Sequence[float]) -> SizeFit:
-    r"""Penalised least squares: coefficients are normal variables around 0, as far as they are known.
+    r"""Penalized least squares: coefficients are normal variables around 0, as far as they are known.
 
     .. math:: \min_c \; \sum_k \Big(\frac{y_k - \sum_p c_p D_k^{-p}}{e_k}\Big)^2 + \sum_p \frac{c_p^2}{s_p^2}
 

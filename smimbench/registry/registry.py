@@ -411,7 +411,7 @@ def _import_file(file: Path, stem: str) -> Any:
         raise RegistryError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     if (folder := str(file.resolve().parent)) not in sys.path:
-        sys.path.append(folder)  # last, so that a neighbour can be imported and hides nothing
+        sys.path.append(folder)  # last, so that a neighbor can be imported and hides nothing
     sys.modules[name] = module  # dataclasses look their module up by name
     with ExitStack() as undo:
         undo.callback(sys.modules.pop, name, None)

@@ -76,7 +76,7 @@ class Panel:
     """One panel of a figure: series on two axes, ``x`` and ``y`` of their columns.
 
     ``floor``: an axis of errors is logarithmic and ends here; what is smaller is drawn at its end, marks as small triangles under
-    the word "below". ``cap``: none goes higher. ``hard``: ends of a grey band. ``limits``: ends of the horizontal and of
+    the word "below". ``cap``: none goes higher. ``hard``: ends of a gray band. ``limits``: ends of the horizontal and of
     the vertical axis; default: of the data.
     """
 

@@ -49,7 +49,7 @@ def _size_panel(entries: Sequence[JsonObject], alphas: Sequence[float]) -> Panel
     series: list[Series] = []
     for entry in sorted(entries, key=lambda e: e["alpha"]):
         k = alphas.index(entry["alpha"])
-        # Not the colors of algorithms: light stands for many samples, in grey, too.
+        # Not the colors of algorithms: light stands for many samples, in gray, too.
         place = (len(VIRIDIS) - 1) * k / max(1, len(alphas) - 1)
         shade = tuple(np.interp(place, range(len(VIRIDIS)), channel) for channel in zip(*VIRIDIS))
         about = {key: entry[key] for key in ("problem", "metric", "algorithm", "backend", "component", "alpha")}

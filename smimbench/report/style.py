@@ -101,7 +101,7 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
 
 
 def end_marker(look: Look) -> JsonObject:
-    """The marker of an algorithm at the end of its curve: in grey, colors do not tell two of them apart."""
+    """The marker of an algorithm at the end of its curve: in gray, colors do not tell two of them apart."""
     return {"marker": look.marker, "markevery": [-1], "ms": 4.5}
 
 

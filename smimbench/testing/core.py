@@ -35,7 +35,7 @@ TIME_LIMIT = 120.0
 
 
 class CheckFailed(AssertionError):
-    """An item does not fulfil its contract."""
+    """An item does not fulfill its contract."""
 
 
 class CheckSkipped(unittest.SkipTest):

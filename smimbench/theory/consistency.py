@@ -2,7 +2,7 @@ r"""A test of channels and priors by draws: do the posterior and the denoiser ob
 
 Theory makes it before it is computed with items of a third party, ``smimbench check`` with any.
 State evolution relies on both. On the Nishimori line they can be tested by themselves: with ``omega ~ N(0, Q)``,
-``z ~ N(omega, V)`` and ``y`` the label of ``z``, the posterior mean ``m`` fulfils
+``z ~ N(omega, V)`` and ``y`` the label of ``z``, the posterior mean ``m`` fulfills
 
 .. math:: E[m (z - m)^T] = 0, \qquad E[(z - m)(z - m)^T] = E[\mathrm{Cov}(z | y)],
 
@@ -141,7 +141,7 @@ def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]],
 def require_likelihood(problem: Problem, seed: int = 0) -> None:
     r"""Test, before anything is integrated, that ``log_likelihood`` describes the labels that ``forward`` draws.
 
-    For any latents ``z`` and ``z'``, whatever the normalisation in y,
+    For any latents ``z`` and ``z'``, whatever the normalization in y,
 
     .. math:: E_{y \sim p(y | z)} [p(y | z') / p(y | z)] = 1,
 

@@ -178,7 +178,7 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
 
     The map is monotone: from below its lowest fixed point, Qhat grows in all directions until that point, where the growth
     vanishes. So the way is free where the growth stays positive, however small it is between. Close to perfect recovery
-    Qhat grows by the factor ``growth`` of the linearisation, for ever.
+    Qhat grows by the factor ``growth`` of the linearization, for ever.
 
     A pass of slow growth takes very many iterations; here each step is at least ``WALK`` long, and every minimum of the
     growth on the way is looked at closely.
@@ -215,7 +215,7 @@ def _perfect(problem: Problem, alpha: float, branch: str) -> Solved:
 
 
 def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
-    r"""The linearised state evolution ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}`` (P, P, P, P) and its error.
+    r"""The linearized state evolution ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}`` (P, P, P, P) and its error.
 
     ``G = V^{-1} (E[z z^T | y] - V) V^{-1}`` at a prior mean that says nothing (``E[z | y] = 0``), by sampled labels.
     """

@@ -5,7 +5,7 @@ Which of several fixed points is Bayes-optimal follows from the replica-symmetri
 .. math:: \frac{\partial \phi}{\partial Q} = \tfrac12 (\kappa \alpha I(Q) - \hat Q(Q)),
 
 with ``Qhat(Q)`` the inverse of the prior's map: differences are integrals along any path between two overlaps (the rule of
-equal areas), and need no normaliser of the channel. The larger one wins.
+equal areas), and need no normalizer of the channel. The larger one wins.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Potential:
     r"""Free entropy along a curve of fixed points, less that of the prior mean: the rule of equal areas.
 
     ``(1/2) \int \sum_a (kappa alpha I_aa - Qhat_aa) dQ_aa`` is linear in the sample ratio, and on the curve ``kappa I = Qhat /
-    alpha(s)``: no normaliser of the channel is needed, and two integrals are all that there is.
+    alpha(s)``: no normalizer of the channel is needed, and two integrals are all that there is.
 
     Parameters
     ----------

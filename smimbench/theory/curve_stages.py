@@ -80,7 +80,7 @@ class Stage:
         cautious = PchipInterpolator(s, values)
         if len(s) <= 3:
             return cautious, cautious
-        # Cubics of four neighbours are eight times as far from a smooth curve as the spline is.
+        # Cubics of four neighbors are eight times as far from a smooth curve as the spline is.
         return CubicSpline(s, values), cautious if len(s) == 4 else Neighbours(s, values)
 
 

@@ -38,7 +38,7 @@ class Prediction:
     method : str
         How the information of the channel was obtained.
     free_entropy : float or None
-        Difference to the prior mean, in the normalisation d(phi)/dQ = (Qhat(alpha, Q) - Qhat(Q)) / 2; given where
+        Difference to the prior mean, in the normalization d(phi)/dQ = (Qhat(alpha, Q) - Qhat(Q)) / 2; given where
         branches compete.
     """
 

@@ -339,7 +339,7 @@ def written_out(problem: Problem, inputs, targets, W) -> float:
 
 @pytest.mark.parametrize("problem", WRITTEN_OUT, ids=str)
 def test_loss_and_gradient_are_those_of_the_loss_written_out(problem, rng):
-    """Every entry of the factor by central differences: the trace term, the symmetry and all normalisations take part."""
+    """Every entry of the factor by central differences: the trace term, the symmetry and all normalizations take part."""
     D = 6
     instance = problem.instance(0.9, D)
     targets = np.asarray(observable(problem.channel, instance.labels))

@@ -217,9 +217,9 @@ def test_a_shell_can_complete_the_name_of_a_suite():
     assert "plain,quickstart" in done.stdout.splitlines()
 
 
-def test_a_dropped_in_file_may_import_its_neighbour(tmp_path, capsys):
-    (tmp_path / "neighbour_of_mine.py").write_text("GAIN = 3.0\n")
-    (tmp_path / "mine.py").write_text("from neighbour_of_mine import GAIN\n" + CHANNEL)
+def test_a_dropped_in_file_may_import_its_neighbor(tmp_path, capsys):
+    (tmp_path / "neighbor_of_mine.py").write_text("GAIN = 3.0\n")
+    (tmp_path / "mine.py").write_text("from neighbor_of_mine import GAIN\n" + CHANNEL)
     code, out, err = call(capsys, "list", "channels", "--plugins", tmp_path / "mine.py")
     assert (code, err) == (0, "")
     assert "twice" in out

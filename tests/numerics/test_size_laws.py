@@ -31,7 +31,7 @@ def test_precise_values_tell_the_second_order_themselves():
 
 
 def test_errors_are_those_of_random_terms_of_second_order():
-    """Against generalised least squares with the covariance of the values written out."""
+    """Against generalized least squares with the covariance of the values written out."""
     errors, values = np.array([0.02, 0.01, 0.01, 0.005]), np.array([0.5, 0.44, 0.43, 0.41])
     found = extrapolate(D, values, errors, dof=30)
     b, limit = found.coefficient, found.limit

@@ -17,7 +17,7 @@ def folder(tmp_path, monkeypatch):
     """A working folder with drop-ins, one of them broken."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "mine.py").write_text(TELLTALE)
-    (tmp_path / "plugins" / "broken.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "plugins" / "broken.py").write_text("raise RuntimeError('no license')")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -33,7 +33,7 @@ def test_a_suite_that_asks_gets_the_plugins_of_the_working_folder(folder, capsys
     assert "failed" not in counts
     assert (folder / "it-ran").exists()
     assert "plugin broken" in err
-    assert "RuntimeError: no licence" in err
+    assert "RuntimeError: no license" in err
     # The results' own copy of the suite asks as well.
     assert call(capsys, "show", folder / "results" / "small", "--json")[0] == code
 

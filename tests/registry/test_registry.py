@@ -92,7 +92,7 @@ def test_an_installed_package_is_found_and_named(site):
 
 
 BROKEN = {
-    "raises": ("raise RuntimeError('no licence\\nfound')", "RuntimeError: no licence found"),
+    "raises": ("raise RuntimeError('no license\\nfound')", "RuntimeError: no license found"),
     "imports_nothing": ("import a_module_that_is_not_there", "a_module_that_is_not_there"),
     "syntax": ("def half(:\n", "SyntaxError"),
     "leaves": ("raise SystemExit(3)", "SystemExit: 3"),

@@ -346,7 +346,7 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
 
 @pytest.mark.parametrize("beyond", [[0.5], [0.499, 0.5]])
 def test_a_point_alone_beyond_a_threshold_is_a_bar(beyond):
-    """Nothing is known between it and its neighbours, so that no line passes through it, and it would not be seen."""
+    """Nothing is known between it and its neighbors, so that no line passes through it, and it would not be seen."""
     x = np.array([0.1, 0.2, 0.3, *beyond])
     line = smooth(Line(x, 1 - x, 0 * x), [0.4])
     assert np.isnan(line.value).any()

@@ -102,15 +102,15 @@ def test_what_an_item_imports_belongs_to_its_code(tmp_path, monkeypatch):
     assert len({first, code(deeper="two = 3\n"), code(helper="one = 2\n"), code(channel=HONEST)}) == 4
 
 
-def test_what_ships_has_no_hash_and_neighbours_of_a_single_module_do_not_count(tmp_path, monkeypatch):
+def test_what_ships_has_no_hash_and_neighbors_of_a_single_module_do_not_count(tmp_path, monkeypatch):
     site = tmp_path / "site-packages"
     with importable(site, monkeypatch):
-        install_package(site, "mine", {"mine": "import neighbour\n" + HONEST})
-        (site / "neighbour.py").write_text("x = 1\n")
+        install_package(site, "mine", {"mine": "import neighbor\n" + HONEST})
+        (site / "neighbor.py").write_text("x = 1\n")
         entries = Registry().entries("channel")
         (first,) = [entry.source for entry in entries if entry.distribution == "mine"]
     with importable(site, monkeypatch):
-        (site / "neighbour.py").write_text("x = 2\n")
+        (site / "neighbor.py").write_text("x = 2\n")
         (again,) = [entry.source for entry in Registry().entries("channel") if entry.distribution == "mine"]
     assert first == again is not None
     assert {entry.source for entry in entries if entry.distribution == "smimbench"} == {None}

@@ -180,7 +180,7 @@ class HeapPeeker(Plain):
 
 
 class Vandal(Plain):
-    """Centres the labels where they are."""
+    """Centers the labels where they are."""
 
     def init(self, problem, data, rng):
         if isinstance(data.labels, np.ndarray) and data.labels.flags.writeable:

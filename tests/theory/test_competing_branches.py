@@ -1,4 +1,4 @@
-"""Noiseless labels: counting decides whether perfect recovery is optimal, linearisation whether it is stable."""
+"""Noiseless labels: counting decides whether perfect recovery is optimal, linearization whether it is stable."""
 
 import math
 from dataclasses import replace

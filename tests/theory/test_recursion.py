@@ -76,7 +76,7 @@ def test_few_accurate_values_are_asked_for():
 
 
 def test_both_branches_arrive_at_one_point():
-    """The informed branch, which asks rough values only, recognises the accurate point of the other."""
+    """The informed branch, which asks rough values only, recognizes the accurate point of the other."""
     channel = Rough(NOISES[1])
     problem = Problem(channel, 2, 2)
     curve = CoupledCurve(problem)

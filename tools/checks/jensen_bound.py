@@ -24,7 +24,7 @@ def attention(v: np.ndarray, skip: float) -> np.ndarray:
 
 
 def moment(u: np.ndarray, skip: float, rng: np.random.Generator) -> np.ndarray:
-    """``E[z_2 z_2^T | u]`` by self-normalised importance sampling: z_1 from its prior, z_2 = A(z_1)^{-1} u.
+    """``E[z_2 z_2^T | u]`` by self-normalized importance sampling: z_1 from its prior, z_2 = A(z_1)^{-1} u.
 
     The label fixes u up to a sign, which the second moment does not see.
     """

@@ -33,7 +33,7 @@ class Plain:
         self.loss = loss
 
     def init(self, problem, data, rng):
-        """Tensors, parameter and optimiser."""
+        """Tensors, parameter and optimizer."""
         self.d = data.dimension
         self.factor = torch.nn.Parameter(torch.tensor(problem.prior.factor.draw(rng, 1, self.d, None)[0]))
         self.inputs = torch.tensor(np.array(data.inputs))

@@ -54,7 +54,7 @@ class BayesError(_PredictionError):
     """Error of the prediction ``E[f(z) | estimate, V]``, with the error V that the algorithm claims (else the plug-in error)."""
 
     name = "generalization_error_bayes"
-    label = "Bayes generalisation error"
+    label = "Bayes generalization error"
     kind = "bayes"
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
@@ -69,7 +69,7 @@ class PluginError(_PredictionError):
     """Error of the prediction ``f(omega)``, the channel applied to the latents of the estimate."""
 
     name = "generalization_error_plugin"
-    label = "plug-in generalisation error"
+    label = "plug-in generalization error"
     kind = "plugin"
 
 

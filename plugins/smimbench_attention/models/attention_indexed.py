@@ -93,7 +93,7 @@ class AttentionIndexed(TokenModel):
 
     References
     ----------
-    arXiv:2506.01582, with its matrix divided by sqrt(d); the normalisation of ``adjoint`` is derived, checked
+    arXiv:2506.01582, with its matrix divided by sqrt(d); the normalization of ``adjoint`` is derived, checked
     by tests/models/test_attention_indexed.py.
 
     Examples

@@ -127,10 +127,10 @@ def slices(n: int, most: int) -> list[slice]:
 def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     """The element of the estimate's orbit under ``symmetry`` that is closest to the signal.
 
-    Minimises ``sum_p |s_p - (g shat)_p|^2`` over the group, that is maximises ``sum_p s_p . (g shat)_p``.
+    Minimizes ``sum_p |s_p - (g shat)_p|^2`` over the group, that is maximizes ``sum_p s_p . (g shat)_p``.
 
     ``signal`` and ``estimate`` (P, ...) are not modified; ``inner`` (P, P) is ``inner(signal, estimate)`` of the model in any
-    normalisation. ``symmetry`` is ``"none"``, ``"signs"`` (one per component), ``"common-sign"`` (one for all),
+    normalization. ``symmetry`` is ``"none"``, ``"signs"`` (one per component), ``"common-sign"`` (one for all),
     ``"permutations"`` (of the components), ``"permutations-common-sign"`` (the last two), ``"signed-permutations"`` (the first
     and the third) or ``"rotations"`` (orthogonal P x P, reflections included); ValueError otherwise.
     """

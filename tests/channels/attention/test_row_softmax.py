@@ -16,7 +16,7 @@ def test_posterior_and_information_are_those_of_differences_in_rows(T, beta):
     rows = z.reshape(6, T, T - 1)
     p = np.exp(beta * rows) / np.exp(beta * rows).sum(-1, keepdims=True)
     np.testing.assert_allclose(channel.observable(y), p, rtol=1e-12)
-    # All differences of neighbours in a row, and nothing else.
+    # All differences of neighbors in a row, and nothing else.
     A = np.kron(np.eye(T), np.diff(np.eye(T - 1), axis=0))
     gain = V * A.T @ np.linalg.inv(V * A @ A.T)
     found = channel.posterior(y, omega, np.array([[V]]), second_moment=True)

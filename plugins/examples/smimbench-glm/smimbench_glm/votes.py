@@ -63,7 +63,7 @@ class Committee(_Votes):
 
     References
     ----------
-    arXiv:1806.05451 (the model and its specialisation transition); likelihood checked by tests/test_votes.py.
+    arXiv:1806.05451 (the model and its specialization transition); likelihood checked by tests/test_votes.py.
     """
 
     tokens: int = 1

@@ -52,7 +52,7 @@ class Erm(Algorithm):
 
     by L-BFGS, for labels that are one number for each latent. The engine's tolerance applies to the norm of the gradient over
     that at ``W = 0``. With the square loss this is ridge regression. A margin has no unit: where labels are signs, the
-    estimate is given the length that theory says is best, ``tr M / tr Q`` times that of the minimiser.
+    estimate is given the length that theory says is best, ``tr M / tr Q`` times that of the minimizer.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Erm(Algorithm):
         lambda from 1e-12 to 1e12; "optimal" (default): the one of the smallest error according to theory, of the estimate at
         its ``length``.
     length : {"posterior", "loss"}
-        Of the estimate: as theory says is best, or that of the minimiser. Default: the first where labels are signs, else the
+        Of the estimate: as theory says is best, or that of the minimizer. Default: the first where labels are signs, else the
         second.
 
     References

@@ -306,7 +306,7 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
     Parameters
     ----------
     length : {"posterior", "loss"}
-        Whether the estimate is given its best length, or has that of the minimiser.
+        Whether the estimate is given its best length, or has that of the minimizer.
 
     Raises
     ------

@@ -7,7 +7,7 @@ the posterior of the signal in the Gaussian approximation that ``M`` suggests ha
 
 where ``X_\mu`` maps a signal to the latents of sample mu. The signal is the leading eigenvector of T
 (``kind = "symmetric"``), or of ``K = (X X^T - I) G`` on the latents (``"asymmetric"``), which is message passing
-linearised around the prior mean. If ``K v = \mu v`` then ``u = X^T G v`` is an eigenvector with eigenvalue 1 of the matrix
+linearized around the prior mean. If ``K v = \mu v`` then ``u = X^T G v`` is an eigenvector with eigenvalue 1 of the matrix
 T made from ``\mathcal{T} = G (\mu I + G)^{-1}``, so that one theory covers both.
 
 For any function ``\mathcal{T}`` of the label, with ``J = \mathcal{T} (I - \chi \mathcal{T})^{-1}``, the bulk ends where
@@ -61,7 +61,7 @@ def why_not(problem: Problem) -> str | None:
     """Reason why linearized message passing does not apply to a low-rank problem, or None."""
     second, known = prior_moments(problem)
     if np.abs(known).max() > 1e-9 * np.abs(second).max():
-        return "the low-rank matrices are linearised around zero, and this prior has a mean that is not zero; use gamp"
+        return "the low-rank matrices are linearized around zero, and this prior has a mean that is not zero; use gamp"
     return None
 
 
@@ -289,7 +289,7 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
         X^{-1} A = \alpha E \sum_{mm'} J_{mm'} A G_{m'm}, \qquad J = \mathcal{T} (I - X \mathcal{T})^{-1}.
 
     The noise of the eigenvector has the Gram matrix ``N = X (S + alpha E sum J N J) X`` with
-    ``S = alpha E sum J A (I + G) A^T J``, and ``tr (A A^T + N) = 1`` normalises A.
+    ``S = alpha E sum J A (I + G) A^T J``, and ``tr (A A^T + N) = 1`` normalizes A.
     """
     n, P, C = G.shape[:3]
     size = P * C

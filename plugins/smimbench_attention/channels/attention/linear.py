@@ -45,7 +45,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
 
     Notes
     -----
-    Generalisation errors compare with the noiseless label h: add ``sum_ab N_ab`` for the error against noisy
+    Generalization errors compare with the noiseless label h: add ``sum_ab N_ab`` for the error against noisy
     ones.
 
     References

@@ -23,7 +23,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
 
     .. math:: y_{pm} = z_{pm} + \sqrt{\Delta}\, \xi_{pm}
 
-    Labels are (n, P, M). Generalisation errors compare with the noiseless label z: add ``P M noise`` for noisy ones.
+    Labels are (n, P, M). Generalization errors compare with the noiseless label z: add ``P M noise`` for noisy ones.
 
     Parameters
     ----------

@@ -126,7 +126,7 @@ class Sign(_SignChannel):
 
     .. math:: y_m = \mathrm{sign}(z_m)
 
-    Labels are (n, 1, M). One token is the generalised linear model with n = alpha D labels.
+    Labels are (n, 1, M). One token is the generalized linear model with n = alpha D labels.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
 
-        Two tokens: quadrature. More: a curve in ``sqrt(V / (Q + V))`` is estimated from randomised samples
+        Two tokens: quadrature. More: a curve in ``sqrt(V / (Q + V))`` is estimated from randomized samples
         when it is first asked for, and kept; its error is one standard error.
         """
         q, v = on_host(Q, V)

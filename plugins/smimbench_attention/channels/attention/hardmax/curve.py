@@ -2,7 +2,7 @@
 
 Only the direction of the latents matters, so ``(Q + V) * information`` depends on ``x = V / (Q + V)`` alone,
 and times ``sqrt(x)`` it is a smooth function of ``sqrt(x)`` on [0, 1] with a known value at 0. A polynomial
-of low degree through a few randomised estimates therefore serves every pair of order parameters.
+of low degree through a few randomized estimates therefore serves every pair of order parameters.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def row_posterior(
     """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima, which form no ring.
 
     ``y`` (n, T) integers, ``omega`` (n, C) and ``V`` () in double precision; the cost grows about threefold with every token.
-    Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centred on omega,
+    Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centered on omega,
     may miss the posterior.
 
     ``reach`` is the half-width of the window around every row's largest entry, in its standard deviations, ``nodes`` the

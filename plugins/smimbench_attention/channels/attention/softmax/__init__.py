@@ -37,7 +37,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     Labels are log-probabilities (n, T, T): probabilities underflow at large beta, their logarithms do not.
     The label fixes h up to one common constant, so the posterior is Gaussian along that one direction and
-    every result but the generalisation error is free of beta.
+    every result but the generalization error is free of beta.
 
     Without symmetry (untied queries and keys, one layer) the softmax is over the T - 1 other tokens, labels are (n, T, T - 1),
     and each row leaves a constant of its own open.
@@ -245,7 +245,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         xp = namespace(y, omega)
         T, pairs, device = self.tokens, site_pairs(self.tokens), array_api_compat.device(y)
         flat = xp.reshape(y, (*y.shape[:-2], T * T))
-        # The normalisation of row a cancels against that of the last row: h_aT = h_Ta appears in both.
+        # The normalization of row a cancels against that of the last row: h_aT = h_Ta appears in both.
         places = site_entries(T), [a * T + T - 1 for a, _ in pairs], [(T - 1) * T + a for a, _ in pairs]
         entry, row, last = (xp.take(flat, xp.asarray(index, device=device), axis=-1) for index in places)
         u = array_like([1 / s for s in site_scales(T)], omega)

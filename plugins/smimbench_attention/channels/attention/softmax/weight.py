@@ -104,7 +104,7 @@ class Sample(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Gaussian frame in (t, v) for integration: centre and lower-triangular root of the covariance."""
+    """Gaussian frame in (t, v) for integration: center and lower-triangular root of the covariance."""
 
     t: float
     v: float
@@ -118,7 +118,7 @@ class Sums(NamedTuple):
 
     log_weight: Host  # (n,) logarithm of the density of the margins
     mean: Host  # (n, 4) of (a_1, b_1, a_2, b_2) less their prior means, in prior standard deviations
-    square: Host  # (n, 4, 4) not centred, of the same
+    square: Host  # (n, 4, 4) not centered, of the same
     rough: Host  # (n,) 1 where given up before it was accurate, or the weight may lie outside the square; else 0
 
 

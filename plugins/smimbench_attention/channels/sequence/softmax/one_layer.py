@@ -41,7 +41,7 @@ def log_partition(u: Array, omega: Array, V: Array) -> Array:
 
 def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
     # Trapezoid in log rho for E[rho^2 f(rho)], rho ~ chi_M. The law of rho weighted by rho^2 is chi_{M+2},
-    # so the weights are normalised to M = E rho^2. Both tails decay, hence spectral accuracy.
+    # so the weights are normalized to M = E rho^2. Both tails decay, hence spectral accuracy.
     upper = math.log(math.sqrt(tokens + 2.0) + 9.0)
     lower = -40.0 / (tokens + 2.0)
     count = 2 * math.ceil((upper - lower) / (2.0 * step)) + 1
