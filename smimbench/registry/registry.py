@@ -454,8 +454,8 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
     if kind == "metric":
         rules[f"direction must be one of {', '.join(DIRECTIONS)}"] = (cls.direction in DIRECTIONS, cls.direction)
         rules["per_component must be true or false"] = (isinstance(cls.per_component, bool), cls.per_component)
-        in_trajectory = getattr(cls, "in_trajectory", False)
-        rules["in_trajectory must be true or false"] = (isinstance(in_trajectory, bool), in_trajectory)
+        if gives(Metric, cls, "in_trajectory"):
+            rules["in_trajectory must be true or false"] = (isinstance(cls.in_trajectory, bool), cls.in_trajectory)
     for rule, (kept, value) in rules.items():
         if not kept:
             return f"{rule}, got {shown(value)}"
