@@ -12,6 +12,7 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -164,11 +165,11 @@ def peak_memory() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def wait_for_threads(patience: float = 10.0) -> float:
-    """Wait until no other thread of this process works, for so many seconds at most; returns the CPU time that they took."""
+def wait_for_threads(count: int, patience: float = 10.0) -> float:
+    """Wait until Python threads beyond this number rest or end, for so many seconds at most; returns the CPU time they took."""
     begin = _cpu_of_other_threads()
     end = time.monotonic() + patience
-    while time.monotonic() < end:
+    while threading.active_count() > count and time.monotonic() < end:
         before = _cpu_of_other_threads()
         time.sleep(0.05)
         if _cpu_of_other_threads() - before < 0.001:

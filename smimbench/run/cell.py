@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -141,7 +142,11 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = _backend(cell)
-    warm_data = _warm_up(cell, problem, backend) if timing else None
+    threads = threading.active_count()
+    warm_data = None
+    if timing:
+        warm_data = _warm_up(cell, problem, backend)
+        machine.wait_for_threads(threads)  # what it started is not to share the processor with the timed run
     children = machine.seconds_of_children()
     instance, checksum = _instance(cell, problem, backend)
     computed = cell.run.start not in STARTS
@@ -161,7 +166,7 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
 
     result = run_algorithm(problem, instance, data, algorithm, make_rng, cell.run, backend, clock.seconds)
     del warm_data
-    cpu_seconds = cpu_of_start + result.cpu_seconds + (machine.wait_for_threads() if timing else 0.0)
+    cpu_seconds = cpu_of_start + result.cpu_seconds + (machine.wait_for_threads(threads) if timing else 0.0)
     cpu_seconds += machine.seconds_of_children() - children
     if result.status is not Status.DIVERGED:
         listed = [name.partition("@")[0] for name in cell.run.metrics]
@@ -237,7 +242,6 @@ def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
     if algorithm.variance is not None:
         algorithm.variance(state)
     small = isinstance(instance.inputs, np.ndarray) and instance.inputs.nbytes <= HELD
-    machine.wait_for_threads()
     return data if small else None
 
 
