@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json, print_tables
-from smimbench.files import canonical_json, error_line, read_text, unless, write_atomically
+from smimbench.files import error_line, read_text, unless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
     from smimbench.report.results import Results
-
-SAID = ".said"
-"""Next to ``run.json``: what was last said of changed code, so that it is said once and not at every table."""
 
 
 def stored_results(request: Request, backends: Sequence[str] = (), *, any_code: bool = False) -> Results:
@@ -44,7 +41,7 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, any_code: 
     results = Results(suite, store, backends, theory, any_code=any_code)
     request.remark(store.complaints)
     if not any_code:
-        request.remark(_not_said_before(results, changed_code(results.others)))
+        request.remark(changed_code(results.others))
     request.remark(range_end_remarks(suite, store))
     if not results.pairs and not results.scored:
         raise click.UsageError(_nothing_of(request, results))
@@ -84,20 +81,6 @@ def save_charts(
     from smimbench.report.charts import save
 
     return [path for chart in charts for path in save(chart, folder, kinds, width)]
-
-
-def _not_said_before(results: Results, remarks: list[str]) -> list[str]:
-    """These remarks, or none if they were already printed the last time these settings were shown with the same code."""
-    mark, suite = results.folder / SAID, results.suite
-    specs = [*(plan.problem.spec for plan in suite.plans), *(table["spec"] for table in suite.algorithms)]
-    now = canonical_json([remarks, specs]) if remarks else ""
-    try:
-        if (mark.read_text(encoding="utf-8") if mark.is_file() else "") == now:
-            return []
-        write_atomically(mark, now.encode(), durable_name=False)
-    except (OSError, ValueError):  # results that only others may write: said every time
-        pass
-    return remarks
 
 
 def _nothing_of(request: Request, results: Results) -> str:

@@ -27,7 +27,7 @@ from smimbench.interfaces.checks import shown
 from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import ignored_default
-from smimbench.registry.source import source_of
+from smimbench.registry.source import DROP_IN, source_of
 
 BASES: dict[str, type[Item]] = {
     "model": Model,
@@ -404,7 +404,7 @@ def _name_and_version(package: importlib.metadata.Distribution | None) -> tuple[
 
 
 def _import_file(file: Path, stem: str) -> Any:
-    name = f"smimbench_dropin_{re.sub(r'[^0-9A-Za-z_]', '_', stem)}"
+    name = f"{DROP_IN}{re.sub(r'[^0-9A-Za-z_]', '_', stem)}"
     search = [str(file.parent)] if file.name == "__init__.py" else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=search)
     if spec is None or spec.loader is None:

@@ -1,5 +1,6 @@
 """Changed code of somebody's item under an unchanged version is said, and its results are not mixed."""
 
+import contextlib
 import json
 import sys
 
@@ -60,19 +61,6 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
 
 
 @pytest.mark.slow
-def test_a_forgotten_bump_is_said_once_until_it_changes(tmp_path, capsys, arguments):
-    mine, given = arguments
-    assert call(capsys, "run", *given, "--workers", "1", "--no-figure")[0] == 0
-    for gain in ("2e-3", "3e-3"):
-        mine.write_text(HONEST.replace("self.gain * z", f"(self.gain + {gain}) * z"))
-        assert [call(capsys, "show", *given)[2].count(SAID) for _ in range(3)] == [1, 0, 0]
-    mine.write_text(HONEST)
-    assert SAID not in call(capsys, "show", *given)[2]
-    mine.write_text(HONEST.replace("self.gain * z", "(self.gain + 3e-3) * z"))
-    assert [call(capsys, "show", *given)[2].count(SAID) for _ in range(2)] == [1, 0]
-
-
-@pytest.mark.slow
 def test_retry_solves_theory_again(tmp_path, capsys, arguments):
     _, given = arguments
     run = ("run", *given, "--workers", "1", "--no-figure")
@@ -81,7 +69,7 @@ def test_retry_solves_theory_again(tmp_path, capsys, arguments):
     assert list((tmp_path / "r" / "theory" / "set-aside").iterdir())
 
 
-def test_what_an_item_imports_belongs_to_its_code(tmp_path, monkeypatch):
+def test_all_of_its_package_belongs_to_the_code_of_an_item(tmp_path, monkeypatch):
     texts = {
         "__init__": "",
         "channel": "from mine.helper import one\n" + HONEST,
@@ -98,8 +86,47 @@ def test_what_an_item_imports_belongs_to_its_code(tmp_path, monkeypatch):
             return source_of(sys.modules["mine.channel"].Twice)
 
     first = code()
-    assert first == code(helper="from . import deeper\n\none = 1  # the first\n", other="three = 4\n")
-    assert len({first, code(deeper="two = 3\n"), code(helper="one = 2\n"), code(channel=HONEST)}) == 4
+    assert first == code(helper="from . import deeper\n\none = 1  # the first\n")
+    changed = [code(deeper="two = 3\n"), code(helper="one = 2\n"), code(channel=HONEST), code(other="three = 4\n")]
+    assert len({first, *changed}) == 5
+    (tmp_path / "mine" / "tables").mkdir()
+    (tmp_path / "mine" / "tables" / "numbers.py").write_text("four = 4\n")
+    (tmp_path / "mine" / "notes.txt").write_text("not code\n")
+    assert code() not in {first, *changed}
+    (tmp_path / "mine" / "tables" / "numbers.py").unlink()
+    assert code() == first
+
+
+def test_neighbors_that_a_drop_in_file_imports_belong_to_its_code(tmp_path):
+    texts = {
+        "mine": "import helper, numpy\n" + HONEST,
+        "helper": "from tools.deep import x\n",
+        "other": "",
+        "a": HONEST,
+    }
+    (tmp_path / "tools").mkdir()
+
+    def code(deep="x = 1\n", **changed):
+        (tmp_path / "tools" / "deep.py").write_text(deep)
+        (tmp_path / "tools" / "__init__.py").write_text("")
+        for name, text in (texts | changed).items():
+            (tmp_path / f"{name}.py").write_text(text)
+        with undone_imports(("helper", "tools", "tools.deep")):
+            (entry,) = Registry([str(tmp_path / "mine.py")]).named("twice", "channel")
+        return entry.source
+
+    first = code()
+    assert first == code(other="y = 2\n", helper="\nfrom tools.deep import x  # deep\n")
+    assert len({first, code(deep="x = 2\n"), code(helper="from tools.deep import x as z\n"), code(mine=HONEST)}) == 4
+
+
+@contextlib.contextmanager
+def undone_imports(names):
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 def test_what_ships_has_no_hash_and_neighbors_of_a_single_module_do_not_count(tmp_path, monkeypatch):
