@@ -66,8 +66,14 @@ def print_data(text: str) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document to standard output."""
-    print_data(json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
+    """Print one JSON document to standard output; null stands for a number that overflowed."""
+    try:
+        text = json.dumps(document, indent=2, allow_nan=False, default=str)
+    except ValueError:
+        from smimbench.run.record import plain
+
+        text = json.dumps(plain(document), indent=2)
+    print_data(text + "\n")
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
+import numpy as np
+
 from smimbench.files import JsonObject
 from smimbench.report.best_of import best_of
 from smimbench.report.extrapolation import extrapolated_rows
@@ -84,14 +86,17 @@ class Results:
 
     def document(self) -> JsonObject:
         """What ``show --json`` prints."""
+        rows = self.rows
+        with np.errstate(over="ignore", invalid="ignore"):  # values may be as large as numbers go
+            follows = {"verdicts": verdicts(rows), "summary": summary(rows), "extrapolated": self.extrapolated}
         return {
             "suite": self.suite.name,
             "title": self.suite.title,
             "description": self.suite.description,
-            "verdicts": verdicts(self.rows),
-            "summary": summary(self.rows),
-            "rows": self.rows,
-            "extrapolated": self.extrapolated,
+            "verdicts": follows["verdicts"],
+            "summary": follows["summary"],
+            "rows": rows,
+            "extrapolated": follows["extrapolated"],
             "status_counts": self.counts,
             "missing": len(self.cells) - len(self.pairs),
             "other_versions": self.others,

@@ -416,8 +416,9 @@ def _rows_of_place(
     return rows
 
 
+@np.errstate(over="ignore")
 def derived(row: JsonObject) -> JsonObject:
-    """What follows from the values of the runs of a row and from its theory."""
+    """What follows from the values of the runs of a row and from its theory; infinite where it overflows."""
     values, known = np.array(list(row["values"].values())), row["own_theory"] is not None
     theory = "own_theory" if known else "bayes"
     found = against_theory(values, row[theory], row[f"{theory}_error"])

@@ -61,6 +61,7 @@ def mean_of(values: Sequence[float] | Host) -> float | None:
     return float(np.mean(values)) if len(values) else None
 
 
+@np.errstate(over="ignore")
 def mean_and_error(values: Host) -> JsonObject:
     """Mean of values, and its standard error if there are at least two."""
     n = len(values)

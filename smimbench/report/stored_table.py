@@ -20,7 +20,7 @@ from smimbench.backend import machine
 from smimbench.files import JsonObject, write_atomically
 from smimbench.report.labels import grouped, place
 from smimbench.report.statistics import EPSILONS
-from smimbench.run.record import Number, Open, SharedDocument, check_model, sealed
+from smimbench.run.record import Number, Open, SharedDocument, check_model, plain, sealed
 from smimbench.run.verification import ELSEWHERE, Verification, differences, untimed
 from smimbench.suite.cells import Suite
 
@@ -111,7 +111,7 @@ def write_table(path: Path, document: JsonObject, shared: JsonObject) -> None:
     places = [_pack(members) for members in grouped(document["rows"], place).values()]
     about = {key: value for key, value in document.items() if key not in ("rows", *FOLLOWS)}
     table = {"packed": FORMAT, "run": shared, "document": about, "places": places}
-    write_atomically(path, text_of_table(json.loads(json.dumps(table, default=str))).encode())
+    write_atomically(path, text_of_table(plain(table)).encode())
 
 
 def _pack(rows: Sequence[JsonObject]) -> JsonObject:
@@ -126,6 +126,7 @@ def text_of_table(table: JsonObject) -> str:
     return lines.replace('{"common":', '\n{"common":') + "\n"
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def document_of(table: JsonObject) -> JsonObject:
     """What ``show --json`` prints, from a table whose digest is sound.
 

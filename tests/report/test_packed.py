@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from smimbench.report.stored_table import text_of_table
+from smimbench.run.record import sealed, text_of
 from tests.helpers import SUITE, call, write_suite
 
 
@@ -157,3 +159,19 @@ def test_a_table_is_shown_and_marked(made, capsys):
     code, out, _ = call(capsys, "verify", table, "--cells", 2)
     assert code == 0
     assert "2 cells run again: all agree; of format 2" in " ".join(out.split())
+
+
+def test_numbers_that_overflow_are_none(made, tmp_path, capsys):
+    shutil.copytree(made / "results", tmp_path / "results")
+    for i, path in enumerate(sorted((tmp_path / "results" / "small").glob("*.json"))):
+        record = json.loads(path.read_text())
+        if path.name != "run.json":
+            record["metrics"] = {name: [(1 + i) * 1e200] for name in record["metrics"]}
+            path.write_text(text_of(sealed(record)))
+    words = (made / "small.toml", "--results", tmp_path / "results")
+    code, out, err = call(capsys, "show", *words, "--json", "--pack", tmp_path / "large.json")
+    assert code == 0, err
+    assert {row["sem"] for row in json.loads(out)["rows"]} == {None}
+    assert call(capsys, "show", tmp_path / "large.json", "--json")[1] == out
+    assert call(capsys, "run", *words, "--no-figure")[0] in (0, 1)  # its table holds them, too
+    assert call(capsys, "show", tmp_path / "results" / "small" / "table" / "rows.json")[0] in (0, 1)

@@ -138,6 +138,19 @@ def test_every_forged_record_is_named(results, capsys, number):
 
 
 @pytest.mark.slow
+def test_a_record_of_trusted_times_is_run_again_too(results, capsys):
+    """Tables prefer it to the other record of its cell."""
+    path = records_in(results)[0]
+    record = json.loads(path.read_text())
+    record["timing"]["trusted"] = True
+    record["metrics"] = {name: [0.5 * number for number in numbers] for name, numbers in record["metrics"].items()}
+    trusted = results / f"{record['key']}.timing-{record['timing']['machine']}.json"
+    trusted.write_text(text_of(sealed(record)))
+    lines = verified(capsys, results, "--cells", 99)["wrong"]
+    assert any(line.startswith(f"{trusted}: run again, metrics.") for line in lines)
+
+
+@pytest.mark.slow
 def test_every_file_that_was_removed_is_named(results, capsys):
     files = [path for path in results.rglob("*") if path.is_file() and path.suffix in (".json", ".npz")]
     kinds = {}
