@@ -266,8 +266,7 @@ def _remarks(console: Console, document: JsonObject, request: Request) -> list[s
     last = []
     if again := sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")}):
         last.append(" ".join(["once that is fixed:", request.typed("run"), *(f"--retry {name}" for name in again)]))
-    ran = (row for row in rows if "best_of" not in row["identity"]["algorithm"])  # its runs are those of other rows
-    if restarts := sum({place(row): row["restarts"] for row in ran}.values()):
+    if restarts := sum({place(row): row["restarts"] for row in rows}.values()):
         last.append(f"{restarts} runs were restarted once, more cautiously")
     others = other_version_lines(document["other_versions"], document["missing"] > 0)
     about = [

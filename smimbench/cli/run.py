@@ -102,8 +102,6 @@ def run(
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
     suite = request.suite()
     labels = [table["label"] for table in suite.algorithms]
-    families = Counter(table["family"] for table in suite.algorithms if table["family"])
-    labels += [f"{family}, best of {count}" for family, count in families.items()]
     if (
         against is not None
         and against.partition("@")[0] not in labels

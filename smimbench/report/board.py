@@ -39,8 +39,6 @@ def obstacle(row: JsonObject, shared: JsonObject) -> str:
         return f"{row['backend']} made it, not numpy"
     if row["settings"] == ORACLE:
         return "it starts near the teacher, which contenders may not"
-    if "best_of" in row["identity"]["algorithm"]:
-        return "it was chosen among other rows"
     if set(row["status_counts"]) <= {"skipped"}:
         return "it is not for this problem"
     if "timeout" in row["status_counts"]:

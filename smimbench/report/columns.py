@@ -198,7 +198,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("algorithm", plain, "Label of the algorithm in the suite, with @backend where several "
                "backends are shown. Estimates given to `smimbench score` are listed here too.", "algorithm", words=True),
         Column("settings", plain, "Where the parameters of the algorithm are from. tuned: chosen by `smimbench tune`, on seeds "
-               "that no score uses. best of: on every seed, those that are best on all other seeds. as published: from the "
+               "that no score uses. as published: from the "
                "publication that the suite names. by hand: written in the suite. default: all others, and those that could be "
                "tuned and were not. oracle: it starts near the teacher, so it is not ranked. Steps and samples do not "
                "count.", "settings", words=True),

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
-from smimbench.report.best_of import Pair
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
-from smimbench.report.rows import own_point, ratio_of_runs, sample_ratio, used_fresh
+from smimbench.report.rows import Pair, own_point, ratio_of_runs, sample_ratio, used_fresh
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, end_marker, floor_of, line_name, looks_of
 

@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 
 from smimbench.files import JsonObject
-from smimbench.report.best_of import best_of
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.rows import Optima, Rows, error_rows, find_optima, paired, paired_by_name, scored_rows
 from smimbench.report.theory_document import asks_predictions
@@ -57,8 +56,7 @@ class Results:
     @cached_property
     def rows(self) -> Rows:
         """Rows of the error table."""
-        pairs = [*self.pairs, *best_of(self.pairs, self.suite.run.target)]
-        return Rows([*error_rows(pairs, self.suite, self.store, self.cache, lambda: self.optima), *self.scored])
+        return Rows([*error_rows(self.pairs, self.suite, self.store, self.cache, lambda: self.optima), *self.scored])
 
     @cached_property
     def scored(self) -> list[JsonObject]:

@@ -17,7 +17,6 @@ from smimbench.problem.problem import Problem, ProblemError, without
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, metrics_of_accounts, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError
-from smimbench.report.best_of import NO_THEORY, Pair
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of
 from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
 from smimbench.report.statistics import (
@@ -41,6 +40,9 @@ from smimbench.run.theory_cache import NotStored, TheoryCache
 from smimbench.run.theory_guard import THEORY_ERRORS
 from smimbench.suite.cells import Cell, Suite, build_algorithm
 from smimbench.theory.limit import BRINGS_NONE
+
+Pair = tuple[Cell, JsonObject]
+"""A cell and its record."""
 
 Optima = Mapping[tuple[str, float, int], Optimum]
 """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension."""
@@ -271,7 +273,7 @@ def error_rows(
         elif problem.no_theory is not None:
             own = problem.no_theory
         elif point := bayes_point(cache, problem, ratio):
-            own = NO_THEORY if "best_of" in cell.algorithm else own_point(cache, problem, cell, ratio, records)
+            own = own_point(cache, problem, cell, ratio, records)
             if not isinstance(own, str) and own.get("of_ok_runs") and any(r["status"] != Status.OK for r in records):
                 own = "its prediction holds only if every run ends ok, and not all did"
             near = _near(cache, problem, records, ratio, cell.dimension)

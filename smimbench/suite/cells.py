@@ -50,8 +50,8 @@ class Unmade(NamedTuple):
 class Cell:
     """One run of one algorithm on one instance.
 
-    Everything in it is plain data, so that a worker process can rebuild it from names and parameters. ``family`` names the
-    settings of an algorithm of which this is one, ``tuning`` says how the setting was found, ``origin`` the same in a few words.
+    Everything in it is plain data, so that a worker process can rebuild it from names and parameters. ``tuning`` says how the
+    setting was found, ``origin`` the same in a few words.
     """
 
     problem: dict[str, JsonObject]
@@ -64,7 +64,6 @@ class Cell:
     run: RunOptions
     problem_label: str = field(compare=False, default="")
     algorithm_label: str = field(compare=False, default="")
-    family: str | None = field(compare=False, default=None)
     tuning: JsonObject | None = None
     origin: str = field(compare=False, default="default")
 
@@ -244,7 +243,6 @@ class Suite:
                 run=run.model_copy(update={"start": table["start"]}) if table["start"] else run,
                 problem_label=plan.label,
                 algorithm_label=table["label"],
-                family=table["family"],
             )
             for replicate in replicates
             for plan, alphas, dimension, seeds in points

@@ -36,7 +36,7 @@ from smimbench.suite.schema import (
     distinct,
     table_at,
 )
-from smimbench.suite.settings import Setting, axes_of, budget, by_hand, product, tune_of, with_setting, words_of
+from smimbench.suite.settings import Setting, axes_of, by_hand, product, tune_of, with_setting, words_of
 
 RESERVED = ("theory", "tuning")
 """Names of folders under ``--results`` that hold something else than a suite's records."""
@@ -373,7 +373,7 @@ class _Reader:
                 label += ", from the teacher"
                 if table.tune:
                     raise self.fail(f"{key}.tune", "cannot be used with start = 'informed': an oracle is not ranked")
-            built: list[tuple[Setting, JsonObject, JsonObject, Any]] = []
+            built: list[tuple[Setting, JsonObject, JsonObject]] = []
             for path, values in axes.items():
                 self._require_distinct(".".join((key, *path)), values)
             try:
@@ -382,8 +382,8 @@ class _Reader:
                     require_known(table.model_extra or (), [*signature_of(entry.item), *AlgorithmTable.model_fields])
                     for setting in product(axes):
                         parameters = with_setting(table.parameters(), setting)
-                        item, spec = make_algorithm(entry, parameters)
-                        built.append((setting, parameters, spec, item))
+                        _, spec = make_algorithm(entry, parameters)
+                        built.append((setting, parameters, spec))
                 if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
                     fit = f"works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}"
                     raise ProblemError("algorithm.name", f"algorithm {table.name!r} {fit}")
@@ -396,14 +396,13 @@ class _Reader:
             if label in [other["entry"] for other in found]:
                 raise self.fail(f"{key}.label", f"{label!r} is used twice; give each a label of its own")
             plan = next(plan for plan in plans if entry.fits(plan.problem.model.name))
-            families = [None] * len(built) if table.start else _families(label, built, plan)
             try:
                 with explained("algorithm"):
                     bare = {name: value for name, value in built[0][1].items() if name != "assumed"}
                     tune = tune_of(table.tune, axes, entry.item, bare, plan) if table.tune else None
             except ProblemError as error:
                 raise self.fail(f"{key}.tune.{error.key.partition('.')[2]}".rstrip("."), error.message) from None
-            for (setting, parameters, spec, _), family in zip(built, families):
+            for setting, parameters, spec in built:
                 own = ", ".join(filter(None, (label, words_of(setting))))
                 for j, other in enumerate(found):
                     if own == other["label"]:
@@ -417,7 +416,7 @@ class _Reader:
                 if not table.published and by_hand(entry.item, bare, plan):
                     origin = "by hand"
                 origin = ORACLE if table.start else origin
-                found.append({"label": own, "entry": label, "family": family, "spec": spec, "name": table.name,
+                found.append({"label": own, "entry": label, "spec": spec, "name": table.name,
                               "parameters": parameters, "tune": tune, "origin": origin, "start": table.start})  # fmt: skip
         return tuple(found)
 
@@ -508,18 +507,3 @@ def _impossible(assumed: Sequence[JsonObject], plans: Sequence[ProblemPlan]) -> 
         if all(errors) and isinstance(errors[0], ProblemError):
             return errors[0]
     return None
-
-
-def _families(label: str, built: Sequence[tuple[Setting, Any, Any, Any]], plan: ProblemPlan) -> list[str | None]:
-    """For each setting the name of all that have the same steps and samples as it; None if it is alone."""
-    first = built[0][0]
-    budgets = {words_of(setting): budget(item, plan) for setting, *_, item in built}
-    usual = budgets[words_of(first)]
-    spent = {
-        path
-        for setting, *_ in built
-        for path, value in setting.items()
-        if path[0] == "assumed" or budgets[words_of({**first, path: value})] != usual
-    }
-    names = [", ".join([label, *(words_of({p: v}) for p, v in setting.items() if p in spent)]) for setting, *_ in built]
-    return [name if names.count(name) > 1 else None for name in names]

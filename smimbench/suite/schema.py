@@ -218,8 +218,8 @@ class TuneTable(OpenTable):
 class AlgorithmTable(OpenTable):
     """``[[algorithms]]``: each further key is a parameter of the algorithm (``smimbench info NAME`` lists them).
 
-    A list, where the algorithm takes none, runs each of its values (``learning_rate = [0.1, 0.3, 1.0]``), and tables have a row
-    ``best of 3``: on every seed the setting that is best on all others, with the same steps and samples.
+    A list, where the algorithm takes none, runs each of its values (``learning_rate = [0.1, 0.3, 1.0]``). One of them is chosen
+    by ``smimbench tune`` if the list is in ``[algorithms.tune]``.
     """
 
     name: str

@@ -31,12 +31,9 @@ def test_an_oracle_is_no_contender(tmp_path):
     assert "near the teacher" in obstacle(oracle, shared)
 
 
-def test_an_oracle_is_not_tuned_and_has_no_best_of(tmp_path):
+def test_an_oracle_is_not_tuned(tmp_path):
     tuned = f'{ADAM}start = "informed"\n[algorithms.tune]\nlearning_rate = [0.1, 0.2]'
     with pytest.raises(SuiteError, match="an oracle is not ranked"):
         load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, tuned)))
-    several = suite_text(LINE, [0.5], 12, 1, f'{ADAM}start = "informed"\nlearning_rate = [0.1, 0.2]')
-    suite = load_suite(write_suite(tmp_path, several))
-    assert [table["family"] for table in suite.algorithms] == [None, None]
     with pytest.raises(SuiteError, match="start"):
         load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, f'{ADAM}start = "spectral"')))
