@@ -318,8 +318,8 @@ def command(
                 common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
                 return function(Request(**common), **given)
 
-        options = {"params": [*parameters, *shared], "help": documentation(function), "context_settings": settings}
-        return click.command(name, **options)(wrapped)
+        about = documentation(function)
+        return click.command(name, help=about, params=[*parameters, *shared], context_settings=settings)(wrapped)
 
     return decorate
 

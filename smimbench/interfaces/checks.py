@@ -81,7 +81,7 @@ def checked_array(source: str, values: Any, shape: tuple[int, ...]) -> Host:
     ValueError
         If it is not made of finite real numbers in this shape; ``source`` says who drew it.
     """
-    array = np.asanyarray(values)
+    array: Host = np.asanyarray(values)
     if array.shape != shape or not is_real(array):
         raise ValueError(f"{source} must return {shape} real numbers, got {type_of_numbers(array)} {array.shape}")
     if wrong := not_finite(array):

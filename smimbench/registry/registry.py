@@ -400,7 +400,7 @@ def _name_and_version(package: importlib.metadata.Distribution | None) -> tuple[
     """Name and version of an installed package, by the name of its folder where its METADATA cannot be read."""
     metadata, _ = attempt(getattr, package, "metadata")
     name, version = (metadata["Name"], metadata["Version"]) if metadata else (None, None)
-    return name or getattr(getattr(package, "_path", None), "stem", "unknown"), version or ""
+    return str(name or getattr(getattr(package, "_path", None), "stem", "unknown")), str(version or "")
 
 
 def _import_file(file: Path, stem: str) -> Any:
