@@ -194,6 +194,7 @@ class TheoryCache:
         """A theory result that is stored already, or is solved and stored now."""
         key = canonical_json(question)
         if self._recall(kind, problem, key, ratio) is None:
+            self.watch(problem, Progress(0, 1))
             with self._nodes(problem).watched(lambda nodes, alpha: self.watch(problem, Progress(0, 1, nodes, alpha))):
                 (found,) = self._solved(kind, problem, *more)
             self._remember(kind, problem, key, ratio, found)

@@ -107,6 +107,14 @@ def test_a_terminal_shows_which_curve_of_how_many_is_solved_before_anything_is_k
     assert "2 / 7, 31 nodes" in terminal.text
 
 
+def test_a_line_of_a_figure_is_told_before_it_is_solved(tmp_path):
+    (plan,) = load_suite(write_suite(tmp_path)).plans
+    told, cache = [], TheoryCache()
+    cache.watch = lambda *asked: told.append(asked)
+    cache.curve(plan.problem, [0.4, 0.5, 0.6])
+    assert told[0] == (plan.problem, Progress(0, 1))
+
+
 @pytest.mark.parametrize("command", [("run", "--workers", "1"), ("theory",), ("score", "--estimate", "estimate.npz")])
 def test_whatever_solves_theory_says_so(command, tmp_path, capsys, monkeypatch):
     """In a log, after a second; here, at once."""
