@@ -193,8 +193,8 @@ def tune(
             for search, ahead in searches
         ]
         if not any(ahead for _, ahead in searches):
-            finished = {"searches": trials, "cells": 0, "missing": 0, "seconds": 0}
-            request.answer(finished, lambda console, _: console.print("nothing to run: every search is finished"))
+            no_cost = {"searches": trials, "cells": 0, "missing": 0, "seconds": 0}
+            request.answer(no_cost, lambda console, _: console.print("nothing to run: every search is finished"))
             return OK
         campaign = plan_campaign(
             suite,
