@@ -168,8 +168,9 @@ def draw_signs(
         orthogonal -= (
             orthogonal @ turned(directions) @ np.linalg.inv(identity + np.sqrt(noise) * whitening) @ directions
         )
-        product: Host = residuals @ (turned(residuals) @ whitening @ directions + orthogonal) * scale
-        return 2 / (rule.fraction * np.sqrt(D)) * product
+        unit = 2 / (rule.fraction * np.sqrt(D)) * scale
+        batch: Host = residuals @ (turned(residuals) @ whitening @ directions + orthogonal) * unit
+        return batch
 
     vectors, grams = begin, []
     for step in range(int(wanted[-1]) + 1):
