@@ -45,6 +45,8 @@ RATIOS = 1 << 16
 SCORES, SUSPECT = 6.0, 4.0
 """Standard errors that chance is allowed: of a mean over few draws, and where a test is repeated with other samples before it
 counts (chance is that far off twice once in 10^8 tests). Doubled, errors twice as large pass."""
+TOKEN_SAMPLES, TOKEN_DIMENSION = 2000, 20
+"""Size of the draw of inputs, where they may have any dimension; doubled, their variance is known 1.4 times better."""
 PARTS = 64
 """Parts of the draws whose spread is the error of a mean; doubled, it is known 1.4 times better, and regressions fit longer."""
 FORMULA, SMALLEST, ROUNDING, SUMMED = 1e-3, 1e-3, 1e-9, 1e-5
@@ -61,7 +63,7 @@ def require_consistent(
     *,
     clock: Callable[[], float],
 ) -> None:
-    """Test the channel and the prior of a problem.
+    """Test the channel, the prior and Gaussian inputs of a problem.
 
     Parameters
     ----------
@@ -81,6 +83,7 @@ def require_consistent(
     """
     P = components or problem.components
     if kinds is None:
+        _require_standard_inputs(problem, seed)
         kinds = [kind for kind in ("prior", "channel") if _is_third_party(problem, kind)]
     if "prior" in kinds:
         prior = _PriorTest(problem, clock, seed)
@@ -98,6 +101,17 @@ def require_consistent(
         second, channel = prior_moments(problem)[0], _ChannelTest(problem, clock, seed)
         for point, known in enumerate(KNOWN):
             channel.check(known * second, (1 - known) * second, point)
+
+
+def _require_standard_inputs(problem: Problem, seed: int) -> None:
+    """Refuse inputs of a third party whose tokens are not of mean 0 and variance 1, although theory is to be exact for them."""
+    law = problem.inputs
+    if law.gaussian and _is_third_party(problem, "inputs") and not why_theory_only(problem.prior, problem.components):
+        dimension = law.shape[1] or TOKEN_DIMENSION
+        alpha = problem.model.sample_ratio(TOKEN_SAMPLES, dimension)
+        for remark in problem.instance(alpha, dimension, seed=seed).remarks:
+            key, _, message = remark.partition(": ")
+            raise ProblemError(key, f"{message}; no theory is made of it ('smimbench check {law.name}' says more)")
 
 
 def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]], *, clock: Callable[[], float]) -> None:
@@ -191,7 +205,7 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
 
 def _is_third_party(problem: Problem, kind: str) -> bool:
     theory_only = kind == "prior" and why_theory_only(problem.prior, problem.components)
-    return bool(problem.spec[kind].get("distribution")) and not theory_only
+    return bool(problem.spec.get(kind, {}).get("distribution")) and not theory_only
 
 
 def _standard_error(samples: Array) -> Any:

@@ -154,6 +154,20 @@ def test_a_run_says_what_is_wrong_with_inputs_of_its_own(tmp_path, capsys, metho
     assert words is not None or "theory expects" not in printed
 
 
+@pytest.mark.parametrize(("drawn", "code"), [("1 + 3 * z", 2), ("z", 0)])
+def test_no_theory_is_made_of_gaussian_inputs_that_are_not_standard(tmp_path, capsys, drawn, code):
+    text = OWN.format(method=TRANSFORM, drawn=drawn).replace(
+        "smimbench.Capabilities()", "smimbench.Capabilities()\n    gaussian = True"
+    )
+    (tmp_path / "own.py").write_text(text)
+    suite = write_suite(tmp_path, RAN.partition("[[algorithms]]")[0])
+    found, out, err = call(
+        capsys, "theory", suite, "--plugins", tmp_path / "own.py", "--results", tmp_path, "--no-thresholds"
+    )
+    assert found == code
+    assert ("theory expects 0 and 1; no theory is made of it" in " ".join((out + err).split())) == (code == 2)
+
+
 @pytest.mark.parametrize("inputs", [
     "gaussian", "sphere", "one-hot", {"name": "heavy-tails", "degrees": 5.0}, {"name": "power-law", "exponent": 3.0},
     {"name": "correlated-tokens", "decay": 0.99},
