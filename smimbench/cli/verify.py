@@ -89,7 +89,8 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     parts = {"files": files(store)}
     documents = shared_documents(suite, folder)
     (parts["files"].wrong if (folder / "run.json").exists() else parts["files"].missing).extend(documents)
-    results = Results(suite, store, (), StoredTheory(theory_folder(store)))
+    theory_files = StoredTheory(theory_folder(store))
+    results = Results(suite, store, (), theory_files)
     parts |= _verified_scores(results)
     trials, stored_choices = files(tuning_store(store)), tuning_store(store).folder / "choices"
     if trials.checked or trials.wrong or any(stored_choices.glob("[!.]*.json")) or suite.choices:
@@ -103,8 +104,10 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
         parts["files"].remarks.append(f"{table} is missing; the same 'smimbench run' writes it again")
     if packs := packed_under(store.folder.parent):
         parts["packs"] = verified_files(packs)
-    if results.cache.is_missing:
-        parts["files"].missing.append("not all theory of this is stored; 'smimbench theory' solves it")
+    results.document()
+    parts["files"].missing += [
+        f"{file} is missing; 'smimbench theory' solves it" for file in sorted(theory_files.missing)
+    ]
     _add_missing(parts["files"], results)
     return parts | _verified_runs(results, theory_folder(store), cells, seed, theory=theory)
 

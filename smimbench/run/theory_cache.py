@@ -391,11 +391,24 @@ class TheoryCache:
 
 
 class StoredTheory(TheoryCache):
-    """Answers as they are stored: nothing is solved, and a file that cannot be trusted stays where it is."""
+    """Answers as they are stored: nothing is solved, and a file that cannot be trusted stays where it is.
+
+    Attributes
+    ----------
+    missing : set of Path
+        Files of answers that were asked for and are not there.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, isolated=True)
         self.solves = False
+        self.missing: set[Path] = set()
+
+    def _recall(self, kind: str, problem: Problem, key: str, alpha: Ratio) -> Any:
+        answer, file = super()._recall(kind, problem, key, alpha), self._file(kind, key, alpha)
+        if answer is None and problem.no_theory is None and file is not None and not file.exists():
+            self.missing.add(file)
+        return answer
 
     def _refuse(self, file: Path, error: ValueError) -> None:
         self.remark(f"{file}: {error}; not used")

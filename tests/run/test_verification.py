@@ -140,6 +140,16 @@ def test_a_spoiled_answer_of_theory_is_kept_aside_and_named(results, capsys):
     assert aside.read_text() == spoiled
 
 
+@pytest.mark.parametrize("kind", ["point", "own"])
+def test_an_answer_of_theory_that_was_removed_is_named(results, capsys, kind):
+    paths = sorted((results / "theory").glob(f"{kind}-*.json"))
+    assert paths
+    paths[0].unlink()
+    code, out, _ = call(capsys, "verify", results / "small", "--cells", "0", "--json", "--no-theory")
+    assert code == 1
+    assert f"{paths[0]} is missing; 'smimbench theory' solves it" in json.loads(out)["missing"]
+
+
 def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, capsys):
     path = next(p for p in sorted((results / "small").glob("*.json")) if p.name != "run.json")
     record = json.loads(path.read_text())
