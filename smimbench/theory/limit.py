@@ -102,56 +102,46 @@ def limit_point(
     prediction : bool
         Whether errors of prediction are wanted too (sampled, some 10 ms each).
     """
-    moved = [[aligned(problem, overlaps) for overlaps in starts] for starts in evaluations]
-    stacks = [Overlaps(*(np.stack(matrices) for matrices in zip(*starts))) for starts in moved]
-    found = [{name: value.mean(axis=0) for name, value in scores(stack).items()} for stack in stacks]
-    values = {name: np.mean([one[name] for one in found], axis=0) for name in found[0]}
-    errors = _propagated_error(stacks, uncertain, values)
-    if len(found) > 1:
-        spread = {name: np.std([one[name] for one in found], axis=0, ddof=1) / np.sqrt(len(found)) for name in values}
-        errors = {name: np.hypot(spread[name], errors[name]) for name in values}
-    low = problem.model.rank == "low"
-    names = ("cosine", "squared_cosine") if low else ("cosine",)
+    # Matrices of all evaluations and starts, (E, S, P, P) each.
+    given = (np.array([[overlaps[k] for overlaps in starts] for starts in evaluations], dtype=float) for k in range(3))
+    overlaps = aligned(problem, Overlaps(*given))
+    metrics = {name: value.mean(axis=1) for name, value in scores(overlaps).items()}
+    values = {name: value.mean(axis=0) for name, value in metrics.items()}
+    errors = {name: np.zeros_like(value) for name, value in values.items()}
+    for k, error in enumerate(uncertain or ()):
+        shifted = [matrix + error if k == index else matrix for index, matrix in enumerate(overlaps)]
+        for name, value in scores(Overlaps(*shifted)).items():
+            errors[name] += np.abs(value.mean(axis=1).mean(axis=0) - values[name])
+    count = len(evaluations)
+    if count > 1:
+        for name, value in metrics.items():
+            errors[name] = np.hypot(np.std(value, axis=0, ddof=1) / np.sqrt(count), errors[name])
+    names = ("cosine", "squared_cosine") if problem.model.rank == "low" else ("cosine",)
     more: JsonObject = {name: values[name].tolist() for name in names}
     more |= {f"{name}_error": errors[name].tolist() for name in names}
     more |= {"alpha": float(alpha), "overlap_error": plain(errors["overlap"])}
-    claimed = None if V is None else np.diagonal(V)
-    more["calibration"] = None if claimed is None else (claimed / np.maximum(values["mse"], 1e-300)).tolist()
+    more["calibration"] = None if V is None else (np.diagonal(V) / np.maximum(values["mse"], 1e-300)).tolist()
     if prediction:
-        few = [starts[:PREDICTIONS] for starts in moved[: max(1, PREDICTIONS // len(moved[0]))]]
-        each = [[measured_error(problem, o.truth, o.cross.T, o.own, V) for o in starts] for starts in few]
-        # Evaluations differ by chance, starts do not, unless only some of them are looked at.
-        groups = each if len(moved[0]) <= PREDICTIONS else [[one] for one in each[0]]
-        means = {kind: [np.mean([e[kind].value for e in starts]) for starts in groups] for kind in each[0][0]}
-        chance = {k: np.std(v, ddof=1) / np.sqrt(len(v)) if len(v) > 1 else 0.0 for k, v in means.items()}
-        sampled = {kind: np.mean([e[kind].error for starts in each for e in starts]) for kind in means}
-        more["generalization_error"] = {kind: float(np.mean(found)) for kind, found in means.items()}
-        more["generalization_error_error"] = {k: float(np.hypot(chance[k], sampled[k])) for k in means}
-    return AlgorithmPrediction(
-        values["mse"],
-        errors["mse"],
-        np.mean([stack.cross.mean(axis=0) for stack in stacks], axis=0),
-        method,
-        branch,
-        own_overlap=np.mean([stack.own.mean(axis=0) for stack in stacks], axis=0),
-        more=more,
-    )
+        more |= _errors_of_prediction(problem, overlaps, V)
+    cross, own = (matrix.mean(axis=1).mean(axis=0) for matrix in overlaps[1:])
+    return AlgorithmPrediction(values["mse"], errors["mse"], cross, method, branch, own_overlap=own, more=more)
 
 
-def _propagated_error(
-    stacks: Sequence[Overlaps], uncertain: Overlaps | None, values: dict[str, Host]
-) -> dict[str, Host]:
-    total = {name: np.zeros_like(value) for name, value in values.items()}
-    for index, error in enumerate(uncertain or ()):
-        moved: dict[str, list[Host]] = {name: [] for name in values}
-        for stack in stacks:
-            shifted = list(stack)
-            shifted[index] = stack[index] + np.asarray(error)
-            for name, value in scores(Overlaps(*shifted)).items():
-                moved[name].append(value.mean(axis=0))
-        for name, means in moved.items():
-            total[name] += np.abs(np.mean(means, axis=0) - values[name])
-    return total
+def _errors_of_prediction(problem: Problem, overlaps: Overlaps, V: Host | None) -> JsonObject:
+    """Errors of prediction on fresh samples, and their errors, for some of the overlaps (E, S, P, P)."""
+    starts = overlaps.truth.shape[1]
+    some = [matrix[: max(1, PREDICTIONS // starts), :PREDICTIONS] for matrix in overlaps]
+    each = [[measured_error(problem, T, M.T, Q, V) for T, M, Q in zip(*matrices)] for matrices in zip(*some)]
+    # Evaluations differ by chance, starts do not, unless only some of them are looked at.
+    groups = each if starts <= PREDICTIONS else [[errors] for errors in each[0]]
+    document: JsonObject = {"generalization_error": {}, "generalization_error_error": {}}
+    for kind in each[0][0]:
+        means = [np.mean([errors[kind].value for errors in group]) for group in groups]
+        chance = np.std(means, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
+        sampled = np.mean([errors[kind].error for group in each for errors in group])
+        document["generalization_error"][kind] = float(np.mean(means))
+        document["generalization_error_error"][kind] = float(np.hypot(chance, sampled))
+    return document
 
 
 def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
