@@ -75,11 +75,10 @@ class Followed:
 
     def __init__(self, count: int, curves: list[StageCurve]) -> None:
         self.count, self.curves = count, curves
-        self.number = np.repeat(np.arange(len(curves)), [len(curve.position) for curve in curves])
-        self.position = np.concatenate([np.zeros(0), *(curve.position for curve in curves)])
-        self.log_alpha = np.concatenate([np.zeros(0), *(curve.values[:, -1] for curve in curves)])
-        self.nodes = np.concatenate([np.zeros(0), *(curve.log_alpha for curve in curves)])
-        self.error = np.concatenate([np.zeros(0), *(curve.error for curve in curves)])
+        numbers = [np.full(len(curve.position), number) for number, curve in enumerate(curves)]
+        grids = [[number, curve.position, curve.values[:, -1]] for number, curve in zip(numbers, curves)]
+        self.number, self.position, self.log_alpha = np.hstack([np.zeros((3, 0)), *grids])
+        self.nodes, self.error = np.hstack([np.zeros((2, 0)), *([curve.log_alpha, curve.error] for curve in curves)])
 
 
 class FixedPointCurve(Continuation, Curve):
@@ -117,7 +116,7 @@ class FixedPointCurve(Continuation, Curve):
             return self._below(alpha, target, branch)
         if k == len(followed.log_alpha):
             return self._beyond(alpha, target, end, branch)
-        curve = followed.curves[followed.number[k]]
+        curve = followed.curves[int(followed.number[k])]
         where, shift = followed.position[k], 0.0
         # Between two stages a component waits for its own sample ratio.
         if followed.number[k - 1] == followed.number[k]:

@@ -8,7 +8,6 @@ is then found again, until the accurate map agrees there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,26 +100,13 @@ class Recursion:
             That of a fixed point nearby, to begin with.
         """
         if not self.has_rough:
-            return self._iterated(self._mapped(), start, enough, target)
+            return self._iterated(start, enough, target)
         return self._corrected(start, enough, target, offset)
 
     def nearby(self, known: FixedPoint, enough: float) -> Host:
         """Qhat of a fixed point, found from a known one at another sample ratio."""
-        rough = known.offset is not None
-        mapped = self._mapped(known.offset, known.relative) if rough else self._mapped()
-        return self._iterated(mapped, known.qhat, enough, None, rough=rough).qhat
-
-    def _mapped(
-        self, offset: Host | None = None, relative: float | None = None
-    ) -> Callable[[Host], tuple[Host, float, str]]:
-        """Image of the map, relative error and method: from accurate values, or from rough ones corrected by an offset."""
-
-        def mapped(log: Host) -> tuple[Host, float, str]:
-            image, information = self.image(log, rough=offset is not None)
-            moved = image if offset is None else image + offset
-            return moved, _relative(information) if relative is None else relative, information.method
-
-        return mapped
+        relative = None if known.offset is None else known.relative
+        return self._iterated(known.qhat, enough, None, known.offset, relative).qhat
 
     def _corrected(self, start: Host, enough: float, target: FixedPoint | None, offset: Host | None) -> FixedPoint:
         offset = np.zeros_like(start) if offset is None else offset
@@ -128,7 +114,7 @@ class Recursion:
         qhat, before = start, np.inf
         best: FixedPoint | None = None
         for _ in range(MOST_CORRECTIONS):
-            solution = self._iterated(self._mapped(offset, relative), qhat, enough, target, rough=True)
+            solution = self._iterated(qhat, enough, target, offset, relative)
             solution = solution._replace(offset=offset)
             log = symmetric_logarithm(solution.qhat)
             if UNFINISHED in solution.method or (
@@ -145,7 +131,7 @@ class Recursion:
             offset, qhat = image - self.image(log, rough=True)[0], solution.qhat
             remaining = residual * max(0.1, min(residual / before, 1.0))
             if min(remaining, residual) <= max(enough, SOLVED * relative):
-                final = self._iterated(self._mapped(offset, relative), qhat, enough, None, rough=True)
+                final = self._iterated(qhat, enough, None, offset, relative)
                 return FixedPoint(final.qhat, relative, max(remaining, final.residual), information.method, offset)
             before = residual
         assert best is not None
@@ -155,14 +141,16 @@ class Recursion:
 
     def _iterated(
         self,
-        mapped: Callable[[Host], tuple[Host, float, str]],
         start: Host,
         enough: float,
         target: FixedPoint | None,
-        *,
-        rough: bool = False,
+        offset: Host | None = None,
+        stated: float | None = None,
     ) -> FixedPoint:
-        """Anderson acceleration in the matrix logarithm, where growth by a factor is a constant step."""
+        """Anderson acceleration in the matrix logarithm, where growth by a factor is a constant step.
+
+        With an ``offset`` from rough values, corrected by it; ``stated`` is their relative error.
+        """
         upper = np.triu_indices(len(start))
         x = symmetric_logarithm(start)
         points: list[Host] = []
@@ -174,7 +162,9 @@ class Recursion:
             if not (unknown > 1e-200).all():
                 relative, residual, method = 1.0, 1.0, method or BELOW_RESOLUTION
                 break
-            image, relative, method = mapped(x)
+            image, information = self.image(x, rough=offset is not None)
+            image = image if offset is None else image + offset
+            relative, method = _relative(information) if stated is None else stated, information.method
             if not relative < 0.5 and (unknown < 1e-3).all():
                 relative, residual, method = 1.0, 1.0, f"{method}, {BELOW_RESOLUTION}"
                 break
@@ -182,7 +172,7 @@ class Recursion:
             residual = distance(exponential(x), exponential(image))
             arrived = target is not None and is_same_fixed_point(target, image, relative)
             # Sampled values may jump: after a while a residual below their error is enough.
-            least = relative if rough and count >= 12 else SOLVED * relative
+            least = relative if offset is not None and count >= 12 else SOLVED * relative
             if arrived or residual <= max(enough, least) or np.diagonal(x).min() > KNOWN:
                 x = image
                 break

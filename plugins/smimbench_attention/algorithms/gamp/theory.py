@@ -177,13 +177,10 @@ def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host,
     A path at rest stays where it is. One path has no error; numbers that are not finite have an infinite one.
     """
     longest = max(map(len, paths))
-    metrics = []
-    for path in paths:
-        steps = [aligned(problem, overlaps) for overlaps in [*path, *path[-1:] * (longest - len(path))]]
-        metrics.append(scores(Overlaps(*(np.stack(matrices) for matrices in zip(*steps)))))
-    mse = np.stack([values["mse"] for values in metrics])
-    name = "squared_cosine" if problem.model.rank == "low" else "overlap"
-    overlap = np.mean([values[name] for values in metrics], axis=0)
+    padded = [[*path, *path[-1:] * (longest - len(path))] for path in paths]
+    given = (np.array([[overlaps[k] for overlaps in path] for path in padded]) for k in range(3))
+    metrics = scores(aligned(problem, Overlaps(*given)))
+    mse, overlap = metrics["mse"], metrics["squared_cosine" if problem.model.rank == "low" else "overlap"].mean(axis=0)
     deviation = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse)) if len(mse) > 1 else np.zeros_like(mse[0])
     return mse.mean(axis=0), np.where(np.isfinite(mse).all(axis=0), deviation, np.inf), overlap
 
