@@ -29,7 +29,7 @@ ROOT = 0.02
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class TracingAccuracy:
     """Accuracy with which a curve of fixed points is followed. Lengths are in coordinates of Qhat (logarithms).
 
     Attributes
@@ -71,8 +71,8 @@ class Accuracy:
     growth: float = 2.0
 
 
-EXACT = Accuracy()
-SAMPLED = Accuracy(
+EXACT = TracingAccuracy()
+SAMPLED = TracingAccuracy(
     difference=0.15,
     first=0.15,
     shortest=0.02,
@@ -150,7 +150,7 @@ class ComponentRatios:
         return any(is_sampled(method) for method in self.methods)
 
     @property
-    def accuracy(self) -> Accuracy:
+    def accuracy(self) -> TracingAccuracy:
         """Accuracy settings for following the curve."""
         return SAMPLED if self.sampled else EXACT
 

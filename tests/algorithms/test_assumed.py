@@ -29,7 +29,7 @@ def _few_points(monkeypatch):
 
 
 def recursion(problem, other, alpha):
-    return assumed.Recursion(problem, other, alpha, 0)
+    return assumed.MismatchedRecursion(problem, other, alpha, 0)
 
 
 def end(problem, other, alpha):

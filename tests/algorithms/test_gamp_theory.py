@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from smimbench_attention.algorithms.gamp import Gamp
 from smimbench_attention.algorithms.gamp import theory as gamp_theory
-from smimbench_attention.algorithms.gamp.assumed import KNOWN, Orders, Recursion
+from smimbench_attention.algorithms.gamp.assumed import KNOWN, MismatchedRecursion, Orders
 from smimbench_attention.algorithms.gamp.theory import ACCURACY, first_correction
 
 import smimbench
@@ -124,7 +124,7 @@ def test_on_the_line_sampled_steps_are_those_of_the_line():
     Qhat = alpha * SOFTMAX.channel.information(one - V, V).value
     line = Orders.bayes_optimal(one, SOFTMAX.prior.overlap(Qhat).V)
     for seed in range(2):
-        step = Recursion(SOFTMAX, SOFTMAX, alpha, seed).step(Orders.bayes_optimal(one, V))
+        step = MismatchedRecursion(SOFTMAX, SOFTMAX, alpha, seed).step(Orders.bayes_optimal(one, V))
         for sampled, exact in zip(step, line):
             np.testing.assert_allclose(sampled, exact, atol=10 * KNOWN)
 

@@ -83,7 +83,7 @@ def measured_variance(problem: Problem, R: Array, Qhat: Host, estimate: Array, p
     return V
 
 
-class Accuracy(NamedTuple):
+class RecursionAccuracy(NamedTuple):
     """Numerical settings.
 
     Attributes
@@ -113,7 +113,7 @@ class Accuracy(NamedTuple):
     iterations: int = 1000
 
 
-ACCURACY = Accuracy()
+ACCURACY = RecursionAccuracy()
 
 
 class Orders(NamedTuple):
@@ -155,7 +155,7 @@ def _correction(exact: Host, sampled: Host) -> Host:
     return correction
 
 
-class Recursion:
+class MismatchedRecursion:
     """The recursion of a problem and the one that GAMP assumes, with one set of points."""
 
     def __init__(self, problem: Problem, assumed: Problem, alpha: float, seed: int) -> None:
@@ -354,7 +354,7 @@ def mismatched_theory(
         if exact := _ridge(problem, assumed, alpha):  # without a spread
             fixed_points, messages = [exact[0]] * 2, [exact[1]] * 2
         for seed in range(0 if exact else ACCURACY.sets):
-            recursion = Recursion(problem, assumed, alpha, seed)
+            recursion = MismatchedRecursion(problem, assumed, alpha, seed)
             at = fixed_points[0] if fixed_points else recursion.start(overlap)
             fixed_points.append(recursion.fixed_point(at))
             messages.append(recursion.message(fixed_points[-1]))

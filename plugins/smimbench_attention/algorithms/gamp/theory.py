@@ -32,7 +32,7 @@ from smimbench.theory import (
     prior_moments,
     scores,
 )
-from smimbench_attention.algorithms.gamp.assumed import Lost, Orders, Recursion
+from smimbench_attention.algorithms.gamp.assumed import Lost, MismatchedRecursion, Orders
 
 UNKNOWN = "its trajectory from a random start is not known: it changes with the points that it is sampled with"
 
@@ -148,7 +148,11 @@ def _trajectory(
     paths: list[list[Overlaps]] = []
     at_rest = True
     for seed in range(1 if V is None else ACCURACY.sets):
-        step = _line_step(problem, alpha, start, end) if V is None else Recursion(problem, problem, alpha, seed).step
+        step = (
+            _line_step(problem, alpha, start, end)
+            if V is None
+            else MismatchedRecursion(problem, problem, alpha, seed).step
+        )
         try:
             path, rests = _path(problem, start, steps, step)
         except (Lost, np.linalg.LinAlgError):
