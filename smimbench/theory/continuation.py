@@ -79,9 +79,7 @@ class Continuation:
             node = Node(x, log_ratios, error, slope, float(log_ratios[at_once].mean()))
             self.stages.append(Stage(at_once, at_once, [node], [], self.ratios.accuracy.first))
         else:
-            new = int(np.argmin(log_ratios))
-            node = Node(x, log_ratios, error, slope, float(log_ratios[new]))
-            self._bifurcate(node, Stage([], [], [], [], 0.0), new, float(error[new]))
+            self._immediate(Stage([], [], [Node(x, log_ratios, error, slope, -np.inf)], [], 0.0))
 
     def _bifurcate(self, node: Node, stage: Stage, new: int, error: float) -> None:
         """Start a stage with one more dimension where component ``new`` becomes unstable, at ``node``."""

@@ -214,16 +214,18 @@ class ScalarCurve(Curve):
         0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
         something from the beginning, so that learning starts smoothly at alpha = 0.
         """
-        information, ratios = self._at_bottom, ComponentRatios(self.problem)
-        if ratios.critical[0] > 0:  # the overlap stays at its lowest value up to a finite Qhat (small-width limit)
-            value = ratios.critical[0] / (self.kappa * information.value)
-            return Threshold(float(value), float(value * information.error / information.value))
-        if information.value > max(NOTHING, 3 * information.error):
+        information, ratios, P = self._at_bottom, ComponentRatios(self.problem), self.problem.components
+        # In the small-width limit the overlap stays at its lowest value up to a finite Qhat.
+        is_held = ratios.critical[0] > 0
+        if not is_held and information.value > max(NOTHING, 3 * information.error):
             return None if self.bottom > 0 else Threshold(0.0, 0.0)
-        if self.bottom == 0 and len(self.identity) == 1 and self.problem.channel.susceptibility is not None:
-            log_ratio, error = ratios.log_ratios(np.zeros(1), [])
-            value = float(np.exp(log_ratio[0]))
-            return Threshold(value, value * float(error[0] + ratios.response_error[0])) if np.isfinite(value) else None
+        if is_held or (self.bottom == 0 and P == 1 and self.problem.channel.susceptibility is not None):
+            log_ratio, error = ratios.log_ratios(np.zeros(P), [])
+            value, relative = (
+                float(np.exp(log_ratio[0])),
+                float(error[0] + (0.0 if is_held else ratios.response_error[0])),
+            )
+            return Threshold(value, value * relative) if np.isfinite(value) else None
         faint = np.log(self.faint)
         limit = limit_of([self._alpha_at(x) for x in faint])
         return replace(limit, error=limit.error + limit.value * float(self._rounding(faint[-1])))
