@@ -193,12 +193,12 @@ def test_the_frame_of_results_is_flat(ran):
     ({"suite": "quickstart", "alpha": []}, "give at least one sample ratio"),
     ({"suite": "quickstart", "model": "attention-indexed"}, "model: name a problem or give a suite"),
     ({**PHASES, "alpha": 0.1, "rhoo": 0.3}, "rhoo is no option and no parameter of this problem"),
-    ({**PHASES}, "needs its sample ratios"),
+    ({**PHASES}, "alpha is missing; give sample ratios"),
     ({**PHASES, "alpha": [0.1, -1]}, "a sample ratio must be > 0 and finite, got -1.0"),
     ({"suite": "quickstart", "alpha": "0.1:0.3"}, "or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20"),
     ({"suite": "quickstart", "alpha": [0.1, "x"]}, "sample ratios must be numbers"),
     ({"suite": "quickstart", "alpha": "0.1:0.3:1"}, "(2 to 10,000 of them), got '0.1:0.3:1'"),
-    ({"model": "attention-indexed", "alpha": 1}, "needs channel and prior, too"),
+    ({"model": "attention-indexed", "alpha": 1}, "channel is missing; a problem without a suite needs model, channel, prior"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_question_is_said(given, message):
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -26,7 +26,7 @@ REFUSED = [
     ("list colors", "'colors' is not one of"),
     ("info wishert", "did you mean 'wishart'"),
     ("show {results} --csv --json", "choose one of --json, --csv, --markdown and --latex"),
-    ("compare {results} {results} --fail-over nan", "--fail-over: must be a number, got nan"),
+    ("compare {results} {results} --fail-over nan", "--fail-over: must be a finite number, got nan"),
     *((f"theory {{suite}} --alpha {bad}", "must be > 0 and finite") for bad in ("0", "-1", "inf", "nan")),
     # what is not there
     ("run quickstrat", "quickstrat: no such file and no shipped suite; did you mean 'quickstart'"),
