@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.problem.problem import Problem
     from smimbench.report.notebook import Loaded
     from smimbench.report.results import Results
     from smimbench.report.rows import Rows
     from smimbench.report.solved_theory import Theory
-    from smimbench.report.theory_document import Stage
+    from smimbench.run.answers import Memory
     from smimbench.run.store import Store
+    from smimbench.run.theory_process import Progress
+    from smimbench.run.theory_solver import TheorySolver
     from smimbench.suite.cells import Cell, Suite
 
 __all__ = ["extrapolate", "load", "plot", "run", "show", "theory", "tune"]
@@ -94,7 +97,7 @@ def run(
         show_progress(suite.name, 0, total)
         campaign.run(report, on_wait=warnings.warn)
         show_progress(f"theory of {suite.name}", 0, None)
-        return _shown(suite, store, (backend,), solve=True).rows
+        return _solved(suite, store, (backend,))[0].rows
 
 
 def tune(
@@ -128,15 +131,27 @@ def show(suite: Suite | str | Path, *, results: str | Path = "results", backends
     return _shown(*_opened(suite, results), backends).rows
 
 
-def _shown(suite: Suite, store: Store, backends: Sequence[str], *, solve: bool = False) -> Results:
-    """Stored results and their rows, with theory read or solved."""
+def _shown(suite: Suite, store: Store, backends: Sequence[str]) -> Results:
+    """Stored results and their rows, with the theory that is stored."""
     from smimbench.report.results import Results
 
     results = Results(suite, store, backends)
-    results.cache.solves = solve
-    if results.rows and results.cache.is_missing:
+    if results.rows and results.answers.is_missing:
         warnings.warn(f"not all theory of {suite.name} is stored; smimbench.run solves it", stacklevel=3)
     return results
+
+
+def _solved(suite: Suite, store: Store, backends: Sequence[str]) -> tuple[Results, TheorySolver]:
+    """Stored results, with all theory that their rows need, and the solver that has answered it."""
+    from smimbench.report.questions import table_questions
+    from smimbench.report.results import Results
+    from smimbench.run.store import theory_folder
+    from smimbench.run.theory_solver import TheorySolver
+
+    solver = TheorySolver(theory_folder(store), isolated=True, predictions=suite.needs_prediction_errors)
+    results = Results(suite, store, backends, solver.answers)
+    solver.answer(table_questions(results))
+    return results, solver
 
 
 def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[JsonObject]:
@@ -218,9 +233,12 @@ def theory(
     from inspect import signature
 
     from smimbench.files import suggestion
+    from smimbench.problem.problem import ProblemError
     from smimbench.report.solved_theory import Theory
-    from smimbench.report.theory_document import add_verification, asks_predictions, theory_document
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.report.theory_document import theory_document, theory_questions
+    from smimbench.run.parallel_theory import solve_in_parallel
+    from smimbench.run.plain_draws import add_verification
+    from smimbench.run.theory_solver import TheorySolver
     from smimbench.suite.asked import sample_ratios, suite_of_items
     from smimbench.suite.reader import parse_suite
 
@@ -238,26 +256,36 @@ def theory(
         raise ValueError(f"{', '.join(named)}: name a problem or give a suite, not both")
     else:
         suite = _loaded(suite, overrides)
-    cache = TheoryCache(None if results is None else Path(results) / "theory")
-    cache.remark = warnings.warn
-    cache.predicts = predictions or bool(verify) or asks_predictions(suite)
-    with tempfile.TemporaryDirectory() as shared, _bar(progress) as show_progress:
+    labels = {plan.problem: plan.label for plan in suite.plans}
+    with tempfile.TemporaryDirectory() as temporary, _bar(progress) as show_progress:
 
-        def report(stage: Stage) -> None:
-            show_progress(f"{stage.problem}: {stage.what}", stage.progress.done, stage.progress.total)
+        def on_progress(problem: Problem, now: Progress) -> None:
+            show_progress(labels[problem], now.done, now.total)
 
-        if workers > 1 and results is None:
-            cache.folder = Path(shared)
-        documents = theory_document(suite, alphas, cache, report, thresholds=thresholds, workers=workers)
+        def solver_in(folder: Path | None, memory: Memory | None = None) -> TheorySolver:
+            return TheorySolver(
+                folder,
+                predictions=predictions or bool(verify) or suite.needs_prediction_errors,
+                on_progress=on_progress,
+                on_remark=warnings.warn,
+                memory=memory,
+            )
+
+        shared = Path(temporary) if workers > 1 else None  # where processes leave their answers
+        solver = solver_in(shared if results is None else Path(results) / "theory")
+        questions = list(theory_questions(suite, alphas, thresholds=thresholds))
+        if workers > 1:
+            with contextlib.suppress(ProblemError):  # said below, with the problem that it belongs to
+                solve_in_parallel(questions, solver, workers)
+        documents = theory_document(suite, solver.answer(questions), alphas, thresholds=thresholds)
         if verify:
-            add_verification(suite, documents, verify, report)
-    if results is None:
-        cache.folder = None  # what was in the temporary one is in the documents
+            add_verification(suite, documents, verify, on_progress)
     for document in documents:
         if "unsolved" in document:
             warnings.warn(f"{document['problem']['label']}: not solved: {document['unsolved']}", stacklevel=2)
-    cache.watch = lambda problem, progress: None
-    return Theory(suite, documents, cache, alphas)
+    if results is None:
+        solver = solver_in(None, solver.memory)
+    return Theory(suite, documents, solver.answer, alphas)
 
 
 @contextlib.contextmanager
@@ -345,17 +373,18 @@ def plot(
         If the suite does not report the metric.
     """
     from smimbench.report import charts
-    from smimbench.report.figures import metric_chart
+    from smimbench.report.figures import chart_questions, drawn_ratios, metric_chart
 
     suite, store = _opened(suite, results)
     if metric not in suite.run.metrics:
         raise ValueError(f"{suite.name} does not report {metric!r}; choose from {', '.join(suite.run.metrics)}")
-    shown = _shown(suite, store, backends)
-    shown.cache.solves = True
-    found = metric_chart(suite, shown.rows, shown.cache, metric)
-    if found is None:
+    results_of_suite, solver = _solved(suite, store, backends)
+    rows = results_of_suite.rows
+    solver.answer(chart_questions(suite, results_of_suite.answers, drawn_ratios(suite, rows), (metric,)))
+    chart = metric_chart(suite, rows, results_of_suite.answers, metric)
+    if chart is None:
         raise ValueError(f"{suite.name} has no problem to draw")
-    return charts.show(found, width)
+    return charts.show(chart, width)
 
 
 def _opened(

@@ -113,8 +113,7 @@ def draw(name: str) -> list[str]:
 
     suite = load_suite(name, SIZES[name])
     results = Results(suite, Store(WORK / name), ("numpy",))
-    results.cache.solves = True
-    paths = save(metric_chart(suite, results.rows, results.cache, suite.run.metrics[0]), WORK / "drawn" / name)
+    paths = save(metric_chart(suite, results.rows, results.answers, suite.run.metrics[0]), WORK / "drawn" / name)
     if len(suite.algorithms) >= PROFILED:
         paths += save(profile_chart(results), WORK / "drawn" / name)
     found = []

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from smimbench.registry.registry import Plugin
+    from smimbench.run.answers import Answers
     from smimbench.run.store import Settings, Store
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.theory_solver import OnProgress, TheorySolver
     from smimbench.suite.cells import Suite
 
 OK, NOT_OK, BAD_INPUT, UNFORESEEN, AGAIN, INTERRUPTED = 0, 1, 2, 70, 75, 130
@@ -265,14 +266,28 @@ class Request:
         found = self.settings()
         return Store(self.results / suite.name) if found is None else found.store
 
-    def theory(self, folder: Path | None = None, deadline: float | None = None, *, solve: bool = True) -> TheoryCache:
-        """Stored theory results under ``--results``, shared by all suites."""
-        from smimbench.run.theory_cache import TheoryCache
+    def answers(self, suite: Suite, store: Store) -> Answers:
+        """Theory that is stored next to the results of a suite."""
+        from smimbench.run.answers import Answers
+        from smimbench.run.store import theory_folder
 
-        cache = TheoryCache(folder or self.results / "theory", isolated=True, deadline=deadline)
-        cache.remark = lambda line: self.remark([line])
-        cache.solves = solve
-        return cache
+        folder, predictions = theory_folder(store), suite.needs_prediction_errors
+        return Answers(folder, predictions=predictions, on_remark=lambda line: self.remark([line]))
+
+    def solver(
+        self, folder: Path, on_progress: OnProgress, *, predictions: bool, deadline: float | None = None
+    ) -> TheorySolver:
+        """Solver of theory, which stores its answers in a folder."""
+        from smimbench.run.theory_solver import TheorySolver
+
+        return TheorySolver(
+            folder,
+            isolated=True,
+            deadline=deadline,
+            predictions=predictions,
+            on_progress=on_progress,
+            on_remark=lambda line: self.remark([line]),
+        )
 
     def options(self) -> list[str]:
         """Options of this request (changes, part, plugins) as shell words, for use with another command."""

@@ -13,6 +13,8 @@ from smimbench.report.labels import kind_of, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+    from types import TracebackType
 
     from rich.console import Console
     from rich.progress import TaskID
@@ -21,11 +23,9 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.report.charts import Chart
-    from smimbench.report.theory_document import OnStage, Stage
     from smimbench.run.campaign import Campaign
     from smimbench.run.executor import Underway
-    from smimbench.run.theory_cache import TheoryCache
-    from smimbench.run.theory_guard import Progress
+    from smimbench.run.theory_process import Progress
     from smimbench.suite.cells import Suite
 
 LONG_CELL = 5.0
@@ -155,58 +155,70 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
         yield RunProgress(on_record, on_look, on_wait)
 
 
-@contextlib.contextmanager
-def theory_progress(
-    suite: Suite, cache: TheoryCache, alphas: Sequence[float] | None = None, *, silent: bool
-) -> Iterator[OnStage]:
-    """Report which curve of a suite is being solved, from the start on: whatever the cache solves, or a stage that is told.
+class TheoryProgress(contextlib.AbstractContextManager["TheoryProgress"]):
+    """Shows which curve of a suite is being solved, and how far it is, from the start on.
 
-    Raises
-    ------
-    Interrupted
-        After Ctrl-C; it says what has been stored of the theory at these sample ratios (default: the suite's).
+    Parameters
+    ----------
+    suite : Suite
+    folder : Path
+        Folder of stored theory.
+    alphas : sequence of float or None
+        Sample ratios that are solved; default: the suite's.
+    silent : bool
     """
-    from smimbench.report.theory_document import Stage, kept_of
 
-    display = _display(make_console(error=True), None if silent else PATIENCE)
-    curves = [plan for plan in suite.chosen_plans if plan.problem.no_theory is None]
-    labels, begin, reached = [plan.label for plan in curves], time.monotonic(), 0.0
+    def __init__(self, suite: Suite, folder: Path, alphas: Sequence[float] | None = None, *, silent: bool) -> None:
+        self.folder = folder
+        self._suite, self._alphas, self._silent = suite, alphas, silent
+        self._curves = [plan for plan in suite.chosen_plans if plan.problem.no_theory is None]
+        self._display: _Bars | _Lines | None = None
+        self._begin = self._reached = 0.0
 
-    def show(number: int, name: str, count: str) -> None:
-        title = f"curve {number} of {len(curves)}: {name}"
-        display.show("theory", title, count, time.monotonic() - begin, done=reached, total=len(curves))
+    def __enter__(self) -> TheoryProgress:
+        self._display = _display(make_console(error=True), None if self._silent else PATIENCE)
+        self._begin, self._reached = time.monotonic(), 0.0
+        if self._curves:
+            self._show(1, self._curves[0].label, "theory")
+        self._display.__enter__()
+        return self
 
-    def on_stage(stage: Stage) -> None:
-        nonlocal reached
-        number, (done, total, *_) = labels.index(stage.problem), stage.progress
-        if done < total:
-            # A curve that has all of its sample ratios may still lack thresholds: the bar is full at the very end.
-            reached = max(reached, number + 0.9 * done / total)
-            show(number + 1, stage.problem, f"{done} / {total}{_position(stage)}")
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Raise ``Interrupted`` after Ctrl-C: it says what has been stored of the theory."""
+        from smimbench.report.theory_document import kept_of
+        from smimbench.run.answers import Answers
 
-    def on_progress(problem: Problem, progress: Progress) -> None:
-        for plan in curves:
-            if plan.problem is problem:
-                on_stage(Stage(plan.label, "theory", progress))
+        display, self._display = self._display, None
+        if display is not None:
+            display.__exit__(kind, error, traceback)
+        if isinstance(error, KeyboardInterrupt):
+            points, thresholds, nodes = kept_of(self._suite, self._alphas, Answers(self.folder))
+            raise Interrupted(
+                f"interrupted; kept so far: {_count(nodes, 'node')} of curves, {_count(points, 'sample ratio')} and the "
+                f"thresholds of {_count(thresholds, 'problem')}; run the same command again to go on from there"
+            ) from None
 
-    cache.watch = on_progress
-    if curves:
-        show(1, labels[0], "theory")
-    try:
-        with display:
-            yield on_stage
-    except KeyboardInterrupt:
-        points, thresholds, nodes = kept_of(suite, alphas, cache)
-        raise Interrupted(
-            f"interrupted; kept so far: {_count(nodes, 'node')} of curves, {_count(points, 'sample ratio')} and the "
-            f"thresholds of {_count(thresholds, 'problem')}; run the same command again to go on from there"
-        ) from None
+    def on_progress(self, problem: Problem, progress: Progress) -> None:
+        """Show how far the theory of a problem is."""
+        for number, plan in enumerate(self._curves):
+            if plan.problem is problem and progress.done < progress.total:
+                # A curve that has all of its sample ratios may still lack thresholds: the bar is full at the very end.
+                self._reached = max(self._reached, number + 0.9 * progress.done / progress.total)
+                self._show(number + 1, plan.label, f"{progress.done} / {progress.total}{_position(progress)}")
+
+    def _show(self, number: int, name: str, count: str) -> None:
+        if self._display is not None:
+            title, total = f"curve {number} of {len(self._curves)}: {name}", len(self._curves)
+            seconds = time.monotonic() - self._begin
+            self._display.show("theory", title, count, seconds, done=self._reached, total=total)
 
 
-def _position(stage: Stage) -> str:
-    """How far a curve has been followed, or the number of its nodes, or the note of this stage."""
-    nodes, alpha = stage.progress.nodes, stage.progress.alpha
-    note = f"alpha {alpha:.3g}" if alpha is not None else _count(nodes, "node") if nodes else stage.note
+def _position(progress: Progress) -> str:
+    """How far a curve has been followed, or the number of its nodes, or a note."""
+    nodes, alpha = progress.nodes, progress.alpha
+    note = f"alpha {alpha:.3g}" if alpha is not None else _count(nodes, "node") if nodes else progress.note
     return f", {note}" if note else ""
 
 

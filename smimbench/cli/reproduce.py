@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -105,10 +106,14 @@ def _solved(
     request: Request, suite: Suite, campaign: Campaign | None, published: Path | None, workers: int, most: int | None
 ) -> tuple[list[tuple[Part, Line, Line | None]], Chart]:
     """Every line of a figure with its published points, once runs and theory are there, and the figure."""
-    from smimbench.cli.progress import run_watched, theory_progress
-    from smimbench.report.published import figure_chart, our_points, parts_of, published_points
+    from smimbench.cli.progress import TheoryProgress, run_watched
+    from smimbench.problem.problem import ProblemError
+    from smimbench.report.published import figure_chart, line_questions, our_points, parts_of, published_points
+    from smimbench.report.questions import table_questions
     from smimbench.report.results import Results
-    from smimbench.report.theory_document import theory_document
+    from smimbench.report.theory_document import theory_document, theory_questions
+    from smimbench.run.parallel_theory import solve_in_parallel
+    from smimbench.run.store import theory_folder
 
     assert suite.figure is not None
     parts, tables = parts_of(suite), []
@@ -128,20 +133,29 @@ def _solved(
         tables.append(points)
     if campaign is not None:
         run_watched(campaign, request)
-    cache = request.theory()
-    cache.predicts = any("generalization" in one.metric for one in suite.figure.curves)
     plans = tuple(replace(plan, alphas=tuple(sorted(alphas[plan.label]))) for plan in suite.plans)
     asked = replace(suite, plans=plans)
-    with theory_progress(asked, cache, silent=request.silent) as on_stage:
-        for one in theory_document(asked, None, cache, on_stage, workers=workers):
-            if "unsolved" in one:
-                raise click.UsageError(f"{one['problem']['label']}: theory is not solved: {one['unsolved']}")
-    results = Results(suite, request.store(suite), (), cache)
-    with theory_progress(suite, cache, silent=request.silent):
-        rows = results.rows if campaign else []
-        ours = [our_points(part, cache, rows, sorted(alphas[part.plans[0].label])) for part in parts]
-        lines = list(zip(parts, ours, tables))
-        chart = figure_chart(suite, cache, rows, lines)
+    store = request.store(suite)
+    progress = TheoryProgress(asked, theory_folder(store), silent=request.silent)
+    predictions = any("generalization" in curve.metric for curve in suite.figure.curves)
+    solver = request.solver(progress.folder, progress.on_progress, predictions=predictions)
+    results = Results(suite, store, (), solver.answers)
+    with progress:
+        questions = list(theory_questions(asked))
+        if workers > 1:
+            with contextlib.suppress(ProblemError):  # said below, with the problem that it belongs to
+                solve_in_parallel(questions, solver, workers)
+        for document in theory_document(asked, solver.answer(questions)):
+            if "unsolved" in document:
+                label, reason = document["problem"]["label"], document["unsolved"]
+                raise click.UsageError(f"{label}: theory is not solved: {reason}")
+        if campaign:
+            solver.answer(table_questions(results))
+        answers = solver.answer(line_questions(parts, solver.answers, alphas))
+    rows = results.rows if campaign else []
+    ours = [our_points(part, answers, rows, sorted(alphas[part.plans[0].label])) for part in parts]
+    lines = list(zip(parts, ours, tables))
+    chart = figure_chart(suite, answers, rows, lines)
     counts = Counter(record["status"] for _, record in results.pairs) if campaign else Counter()
     if lost := [f"{number} {status}" for status, number in counts.items() if status != "ok"]:
         request.remark(

@@ -32,13 +32,11 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, any_code: 
     """
     from smimbench.report.results import Results
     from smimbench.run.campaign import changed_code
-    from smimbench.run.store import theory_folder
     from smimbench.run.tuning import range_end_remarks
 
     suite = request.suite()
     store = request.store(suite)
-    theory = request.theory(theory_folder(store), solve=False)
-    results = Results(suite, store, backends, theory, any_code=any_code)
+    results = Results(suite, store, backends, request.answers(suite, store), any_code=any_code)
     request.remark(store.complaints)
     if not any_code:
         request.remark(changed_code(results.others))
@@ -50,24 +48,24 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, any_code: 
 
 def remark_missing_theory(results: Results, request: Request) -> None:
     """Print which command solves theory that was requested but is not stored."""
-    if results.cache.is_missing:
+    if results.answers.is_missing:
         request.remark([f"not all theory of this is stored; '{request.typed('theory')}' solves it"])
 
 
 def charts_of(results: Results) -> list[Chart]:
-    """All figures, as data, the errors first; their theory is solved where the cache may solve."""
+    """All figures, as data, the errors first."""
     from smimbench.report.figures import metric_chart, phase_chart
     from smimbench.report.finite_size import size_charts
     from smimbench.report.learning_curves import learning_charts, seconds_chart, spectrum_chart
     from smimbench.report.profiles import profile_chart
 
-    suite, cache = results.suite, results.cache
+    suite, answers = results.suite, results.answers
     found = [
-        *(metric_chart(suite, results.rows, cache, metric) for metric in suite.run.metrics),
+        *(metric_chart(suite, results.rows, answers, metric) for metric in suite.run.metrics),
         *learning_charts(results),
         seconds_chart(results),
         profile_chart(results),
-        phase_chart(suite, cache),
+        phase_chart(suite, answers),
         spectrum_chart(results),
         *size_charts(suite, results.extrapolated),
     ]
@@ -136,14 +134,12 @@ def compare_with(document: JsonObject, name: str | None) -> None:
         raise click.BadParameter(f"no algorithm {name!r} here; choose from {', '.join(names)}", param_hint="--against")
 
 
-def present(results: Results, request: Request, *, figure: bool, against: str | None) -> int:
-    """Keep the table of a run, print its verdict (or JSON), draw the error, and return the exit code."""
-    from smimbench.cli.progress import theory_progress
+def present(results: Results, request: Request, *, against: str | None) -> int:
+    """Keep the table of a run, print its verdict (or JSON), and return the exit code."""
     from smimbench.report.stored_table import TABLE, write_table
     from smimbench.run.store import Store
 
-    with theory_progress(results.suite, results.cache, silent=request.silent):
-        document = results.document()
+    document = results.document()
     write_table(results.folder / TABLE, document, Store(results.folder).read_shared())
     try:
         compare_with(document, against)
@@ -153,8 +149,6 @@ def present(results: Results, request: Request, *, figure: bool, against: str | 
         print_json(document)
     else:
         _print_outcome(document, request, results.folder)
-    if figure and results.rows:
-        draw_figures(results, request, only_first=True)
     return _exit_code(document)
 
 
@@ -316,13 +310,12 @@ def _moving(rows: Sequence[JsonObject]) -> list[str]:
 
 def draw_figures(results: Results, request: Request, *, only_first: bool = False, width: str | None = None) -> None:
     """Draw all figures of results and print their paths, or only the first: as PNG, the quickest of the kinds."""
-    from smimbench.cli.progress import figures_progress, theory_progress
-    from smimbench.run.theory_guard import THEORY_ERRORS
+    from smimbench.cli.progress import figures_progress
+    from smimbench.run.answers import THEORY_ERRORS
 
     folder = results.folder / "figures"
     try:
-        with theory_progress(results.suite, results.cache, silent=request.silent or not results.cache.solves):
-            charts = charts_of(results)
+        charts = charts_of(results)
         if only_first:
             paths = save_charts(charts[:1], folder, ("png",))
             for path in paths:  # of an earlier table

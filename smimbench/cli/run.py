@@ -32,7 +32,7 @@ from smimbench.cli.options import (
     print_tables,
     several,
 )
-from smimbench.cli.results import present
+from smimbench.cli.results import draw_figures, present
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,8 @@ def run(
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to go on.
     """
-    from smimbench.cli.progress import run_watched
+    from smimbench.cli.progress import TheoryProgress, run_watched
+    from smimbench.report.questions import figure_questions, table_questions
     from smimbench.report.results import Results
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import theory_folder
@@ -125,14 +126,22 @@ def run(
         request.remark([f"the budget is spent: {left} cells are left; run the same command again to go on"])
     if part is not None:
         return _shard_result(campaign, part, request)
-    cache = request.theory(theory_folder(store), limits.end)
-    results = Results(suite, store, backends, cache)
+    progress = TheoryProgress(suite, theory_folder(store), silent=request.silent)
+    predictions = suite.needs_prediction_errors
+    solver = request.solver(progress.folder, progress.on_progress, predictions=predictions, deadline=limits.end)
     if "theory" in how["retry"]:
-        cache.set_aside(plan.problem for plan in suite.plans)
-    code = present(results, request, figure=not no_figure, against=against)
-    if cache.is_late and not left:
+        solver.set_aside(plan.problem for plan in suite.plans)
+    results = Results(suite, store, backends, solver.answers)
+    with progress:
+        solver.answer(table_questions(results))
+    code = present(results, request, against=against)
+    if not no_figure and results.rows:
+        with progress:
+            solver.answer(figure_questions(results))
+        draw_figures(results, request, only_first=True)
+    if solver.is_late and not left:
         request.remark(["the budget is spent: theory is left; run the same command again to go on"])
-    return AGAIN if left or cache.is_late else code
+    return AGAIN if left or solver.is_late else code
 
 
 @command(
@@ -329,7 +338,8 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     The row is kept: run, show and report list it with those of the suite. Another estimate of the same instance under the same
     label replaces it.
     """
-    from smimbench.cli.progress import theory_progress
+    from smimbench.cli.progress import TheoryProgress
+    from smimbench.report.questions import point_questions
     from smimbench.report.rows import rows_of_points
     from smimbench.report.tables import error_tables
     from smimbench.run.campaign import shared_document
@@ -339,9 +349,11 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     suite = request.suite()
     points = choose_points(suite, len(paths))
     records = [score_record(suite, point, path, label) for point, path in zip(points, paths, strict=True)]
-    cache = request.theory()
-    with theory_progress(suite, cache, silent=request.silent):
-        rows = rows_of_points(suite, points, records, cache, {})
+    progress = TheoryProgress(suite, request.results / "theory", silent=request.silent)
+    solver = request.solver(progress.folder, progress.on_progress, predictions=suite.needs_prediction_errors)
+    with progress:
+        answers = solver.answer(point_questions(points))
+    rows = rows_of_points(suite, points, records, answers, {})
     if request.as_json:
         print_json({"suite": suite.name, "rows": rows})
     else:

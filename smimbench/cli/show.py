@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.report.results import Results
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.answers import Answers
     from smimbench.suite.cells import Suite
 
 
@@ -128,14 +128,12 @@ def theory(
     Answers are kept in the folder theory under --results, where run, show and report read them: stop at any time and run the same
     command again to go on.
     """
-    from smimbench.cli.progress import theory_progress
-    from smimbench.report.theory_document import (
-        add_own_theory,
-        add_verification,
-        asks_predictions,
-        holds,
-        theory_document,
-    )
+    from smimbench.cli.progress import TheoryProgress
+    from smimbench.problem.problem import ProblemError
+    from smimbench.report.figures import chart_questions, drawn_ratios
+    from smimbench.report.theory_document import add_own_theory, algorithm_questions, theory_document, theory_questions
+    from smimbench.run.parallel_theory import solve_in_parallel
+    from smimbench.run.plain_draws import add_verification, holds
 
     request = _asked(request, words, {"model": model, "channel": channel, "prior": prior, "inputs": inputs}, alphas)
     if resolve >= 1:
@@ -145,22 +143,31 @@ def theory(
     suite = request.suite()
     if not suite.chosen_plans and not suite.unmade:
         raise click.UsageError("--only excludes every problem of this suite")
-    cache, wanted, silent = request.theory(), sorted(set(alphas)) or None, request.silent or as_csv
-    cache.predicts = predictions or request.as_json or verify or asks_predictions(suite)
+    ratios, silent = sorted(set(alphas)) or None, request.silent or as_csv
+    progress = TheoryProgress(suite, request.results / "theory", ratios, silent=silent)
+    with_errors = predictions or request.as_json or verify or suite.needs_prediction_errors
+    solver = request.solver(progress.folder, progress.on_progress, predictions=with_errors)
     if retry:
-        cache.set_aside(plan.problem for plan in suite.chosen_plans)
-    with theory_progress(suite, cache, wanted, silent=silent) as on_stage:
-        document = theory_document(suite, wanted, cache, on_stage, thresholds=not no_thresholds, workers=workers)
-        add_own_theory(suite, document, cache, wanted, on_stage)
+        solver.set_aside(plan.problem for plan in suite.chosen_plans)
+    questions = list(theory_questions(suite, ratios, thresholds=not no_thresholds))
+    with progress:
+        if workers > 1:
+            with contextlib.suppress(ProblemError):  # reported below, with the problem that it belongs to
+                solve_in_parallel(questions, solver, workers)
+        answers = solver.answer(questions)
+        document = theory_document(suite, answers, ratios, thresholds=not no_thresholds)
+        solver.answer(algorithm_questions(suite, ratios))
+        add_own_theory(suite, document, answers, ratios)
         if verify:
-            add_verification(suite, document, resolve, on_stage)
+            add_verification(suite, document, resolve, progress.on_progress)
     solved = not any("unsolved" in one for one in document)
     if solved:
         _solve_of_runs(request, suite, silent=silent)
     paths: list[Path] = []
     if figure and solved:
-        with theory_progress(suite, cache, wanted, silent=silent):
-            paths = _draw_theory(request, suite, cache, wanted, width)
+        with progress:
+            solver.answer(chart_questions(suite, answers, drawn_ratios(suite, (), ratios), ("mse", "overlap")))
+        paths = _draw_theory(request, suite, answers, ratios, width)
     if figure and not solved:
         request.remark(["no figure, because a problem is not solved; --only problem=LABEL draws the others"])
     code = OK if solved and (not verify or holds(document)) else NOT_OK
@@ -176,7 +183,7 @@ def theory(
         request.remark(
             f"{one['problem']['label']}: not solved: {one['unsolved']}" for one in document if "unsolved" in one
         )
-        rows = Theory(suite, document, cache, wanted).rows
+        rows = Theory(suite, document, solver.answer, ratios).rows
         print_data(csv_text(rows, list(dict.fromkeys(name for row in rows for name in row))))
         if verify and not holds(document):
             request.remark(["--verify: theory and plain draws do not agree; without --csv, tables show where"])
@@ -231,29 +238,32 @@ def _options() -> list[str]:
 
 def _solve_of_runs(request: Request, suite: Suite, *, silent: bool) -> None:
     """Solve the theory that tables and figures of stored runs need, at their actual sample ratios and starts."""
-    from smimbench.cli.progress import theory_progress
+    from smimbench.cli.progress import TheoryProgress
+    from smimbench.report.questions import figure_questions, table_questions
     from smimbench.report.results import Results
     from smimbench.run.store import theory_folder
 
     store = request.store(suite)
     if suite.theory_only or not any(store.folder.glob("[!.]*.json")):  # nothing of this suite has been run
         return
-    results = Results(suite, store, (), request.theory(theory_folder(store)))
-    with theory_progress(suite, results.cache, silent=silent):
+    progress = TheoryProgress(suite, theory_folder(store), silent=silent)
+    solver = request.solver(progress.folder, progress.on_progress, predictions=suite.needs_prediction_errors)
+    results = Results(suite, store, (), solver.answers)
+    with progress:
+        solver.answer(table_questions(results))
         if results.pairs and results.rows:
-            with contextlib.suppress(ImportError):  # without matplotlib there are no figures
-                charts_of(results)
+            solver.answer(figure_questions(results))
 
 
 def _draw_theory(
-    request: Request, suite: Suite, cache: TheoryCache, alphas: Sequence[float] | None, width: str | None
+    request: Request, suite: Suite, answers: Answers, alphas: Sequence[float] | None, width: str | None
 ) -> list[Path]:
     from smimbench.report.figures import theory_charts
     from smimbench.run.store import settings_folder
 
     try:
         folder = settings_folder(suite, request.store(suite)) / "figures"
-        return save_charts(theory_charts(suite, cache, alphas), folder, width=width)
+        return save_charts(theory_charts(suite, answers, alphas), folder, width=width)
     except ImportError:
         raise click.UsageError("a figure needs matplotlib; pip install 'smimbench[plot]'") from None
 

@@ -76,8 +76,8 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     from smimbench.report.packed import packed_under, read_packed, verified_files
     from smimbench.report.results import Results
     from smimbench.report.stored_table import TABLE, verified_table
+    from smimbench.run.answers import Answers
     from smimbench.run.store import Store, settings_folder, theory_folder
-    from smimbench.run.theory_cache import StoredTheory
     from smimbench.run.tuning import tuning_store
     from smimbench.run.verification import choices, files, shared_documents
 
@@ -89,8 +89,7 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     parts = {"files": files(store)}
     documents = shared_documents(suite, folder)
     (parts["files"].wrong if (folder / "run.json").exists() else parts["files"].missing).extend(documents)
-    theory_files = StoredTheory(theory_folder(store))
-    results = Results(suite, store, (), theory_files)
+    results = Results(suite, store, (), Answers(theory_folder(store), predictions=suite.needs_prediction_errors))
     parts |= _verified_scores(results)
     trials, stored_choices = files(tuning_store(store)), tuning_store(store).folder / "choices"
     if trials.checked or trials.wrong or any(stored_choices.glob("[!.]*.json")) or suite.choices:
@@ -106,7 +105,7 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
         parts["packs"] = verified_files(packs)
     results.document()
     parts["files"].missing += [
-        f"{file} is missing; 'smimbench theory' solves it" for file in sorted(theory_files.missing)
+        f"{file} is missing; 'smimbench theory' solves it" for file in results.answers.missing_files
     ]
     _add_missing(parts["files"], results)
     return parts | _verified_runs(results, theory_folder(store), cells, seed, theory=theory)
@@ -168,12 +167,12 @@ def _verified_pack(request: Request, cells: int, seed: int, *, theory: bool) -> 
     with unpacked(path, pack) as results:
         _add_missing(parts["packs"], results)
         results.document()
-        if results.cache.is_missing:
+        if results.answers.is_missing:
             parts["packs"].missing.append(f"{path}: not all theory of its rows is there")
         parts |= _verified_scores(results)
         if submitted:
             parts["contenders that others can run again"] = verified(path, results.rows, shared, results.suite)
-        parts |= _verified_runs(results, results.cache.folder, cells, seed, theory=theory, trajectories=not submitted)
+        parts |= _verified_runs(results, results.answers.folder, cells, seed, theory=theory, trajectories=not submitted)
         temporary = f"{results.store.folder.parent}/"
     for part in parts.values():
         for lines in (part.wrong, part.missing, part.remarks):

@@ -14,14 +14,16 @@ from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.labels import component_word, grouped, letter, of_largest_dimension
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
+from smimbench.theory.questions import LineQuestion, PointsQuestion, ThresholdsQuestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
+    from smimbench.theory.questions import Question
 
 PANELS = 12
 """Panels of a figure at the most; doubled, it is two pages high."""
@@ -45,41 +47,102 @@ def is_cheap(problem: Problem) -> bool:
     return problem.components == 1 and problem.channel.information is not None
 
 
-def theory_lines(cache: TheoryCache, plan: Any, metric: str, used: Sequence[float], k: int) -> dict[str, Line]:
-    """Theory of a component by branch: on a fine grid, or smooth between the sample ratios that are used.
+class Grid(NamedTuple):
+    """Sample ratios of a line: those that are used, a fine grid through them, and the thresholds where a curve may break."""
 
-    The branches are ``"Bayes-optimal"`` and, where it is another one, that of an uninformed start; none where theory is not
-    stored. A fine grid is for theory that costs next to nothing, or is read off a curve that thresholds have followed already.
-    """
-    problem, grid = plan.problem, np.asarray(sorted(used), dtype=float)
+    used: list[float]
+    fine: list[float]
+    breaks: list[float]
+
+
+def line_grid(answers: Answers, problem: Problem, used: Iterable[float]) -> Grid:
+    """Sample ratios at which theory is drawn, a little beyond those that are used, and dense near thresholds."""
+    grid = sorted(used)
     low, high = grid[0], grid[-1]
     margin = 0.05 * (high - low) if high > low else 0.2 * high
     ends = (low / 1.3, high * 1.3) if high > 20.0 * low else (max(low - margin, low / 2), high + margin)
     fine = np.unique([*_spread(*ends), *grid])
-    breaks = [mark for mark, name in threshold_marks(cache.thresholds_at_hand(problem)) if "recovery" in name]
+    marks = threshold_marks(answers.thresholds_at_hand(problem))
+    breaks = [mark for mark, name in marks if "recovery" in name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
     near = [b * (1 + s * 10.0**-k) for b in breaks for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
     dense = np.unique([*fine, *(at for at in near if fine[0] < at < fine[-1])])
+    return Grid(grid, dense.tolist(), breaks)
+
+
+def has_fine_lines(problem: Problem) -> bool:
+    """Whether lines are drawn on a fine grid: theory costs next to nothing, or is read off a curve that is known already."""
+    return problem.components > 1 or is_cheap(problem)
+
+
+def drawn_ratios(
+    suite: Suite, rows: Sequence[JsonObject], alphas: Sequence[float] | None = None
+) -> dict[str, set[float]]:
+    """Sample ratios of a figure by label of the problem: those of the rows, and others (default: those of the suite)."""
+    used = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
+    for row in rows:
+        used[row["problem"]].add(row["alpha"])
+    return used
+
+
+def chart_questions(
+    suite: Suite, answers: Answers, used: Mapping[str, Iterable[float]], metrics: Sequence[str]
+) -> Iterator[Question]:
+    """What ``metric_chart``, ``phase_chart`` and ``theory_lines`` need.
+
+    Parameters
+    ----------
+    answers : Answers
+        Those to the questions before: lines are dense near thresholds, and drawn through points where there is no line.
+    used : mapping
+        Sample ratios that are drawn, by label of the problem.
+    """
+    for plan in suite.chosen_plans:
+        problem = plan.problem
+        if problem.no_theory is not None:
+            continue
+        yield ThresholdsQuestion(problem, if_cheap=True)
+        grid = line_grid(answers, problem, used[plan.label])
+        if has_fine_lines(problem):
+            yield LineQuestion(problem, tuple(grid.fine))
+        if not all(_is_on_line(answers, problem, metric, grid) for metric in metrics):
+            yield PointsQuestion(problem, tuple(grid.used))
+
+
+def _is_on_line(answers: Answers, problem: Problem, metric: str, grid: Grid) -> bool:
+    """Whether the line of a figure has values of a metric: it may lack errors of prediction."""
+    line = answers.line_at_hand(problem, grid.fine) if has_fine_lines(problem) else None
     about = find_metric(metric, problem.model.name)
+    return line is not None and theory_of(about, problem, line[0][0], problem.components)[0][0] is not None
+
+
+def theory_lines(answers: Answers, plan: Any, metric: str, used: Sequence[float], k: int) -> dict[str, Line]:
+    """Theory of a component by branch: on a fine grid, or smooth between the sample ratios that are used.
+
+    The branches are ``"Bayes-optimal"`` and, where it is another one, that of an uninformed start; none where theory is not
+    stored.
+    """
+    problem = plan.problem
+    about = find_metric(metric, problem.model.name)
+    grid = line_grid(answers, problem, used)
 
     def values(branch: JsonObject) -> list[float | None]:
         return [part[k] for part in theory_of(about, problem, branch, problem.components)]
 
-    points = cache.at_hand("curve", problem, list(dense)) if problem.components > 1 or is_cheap(problem) else None
-    on_curve = points is not None and values(points[0][0])[0] is not None
-    if not on_curve:  # or without errors of prediction
-        points = cache.at_hand("points", problem, list(grid))
+    on_line = _is_on_line(answers, problem, metric, grid)
+    ratios = grid.fine if on_line else grid.used
+    points = answers.line_at_hand(problem, ratios) if on_line else answers.at_hand("points", problem, ratios)
     best = [branches[0] for branches in points or ()]
     start = [next((p for p in branches if p["branch"] == "uninformed"), branches[0]) for branches in points or ()]
     apart = np.array([one is not other for one, other in zip(start, best)], dtype=bool)
     apart[1:] |= apart[:-1].copy()  # with the point where they meet again
     lines = {}
     for name, branch, there in (("Bayes-optimal", best, np.ones_like(apart)), (UNINFORMED, start, apart)):
-        read = [(a, *values(p)) for a, p, shown in zip(dense if on_curve else grid, branch, there) if shown]
-        line = [(a, value, error or 0.0) for a, value, error in read if value is not None]
-        if line:
-            found = Line(*np.array(line, dtype=float).T)
-            lines[name] = found if on_curve else smooth(found, breaks)
+        read = [(alpha, *values(point)) for alpha, point, shown in zip(ratios, branch, there) if shown]
+        triples = [(alpha, value, error or 0.0) for alpha, value, error in read if value is not None]
+        if triples:
+            line = Line(*np.array(triples, dtype=float).T)
+            lines[name] = line if on_line else smooth(line, grid.breaks)
     return lines
 
 
@@ -153,7 +216,7 @@ KEY = (
 
 
 def metric_chart(
-    suite: Suite, rows: Sequence[JsonObject], cache: TheoryCache, metric: str, alphas: Sequence[float] | None = None
+    suite: Suite, rows: Sequence[JsonObject], answers: Answers, metric: str, alphas: Sequence[float] | None = None
 ) -> Chart | None:
     """The figure of one metric, a panel per problem and component; None where ``--only`` leaves no problem.
 
@@ -168,7 +231,7 @@ def metric_chart(
     if not places:
         return None
     panels = [
-        _metric_panel(suite, plan, metric, component, members, cache, look, alphas or plan.alphas)
+        _metric_panel(suite, plan, metric, component, members, answers, look, alphas or plan.alphas)
         for plan, component in places[:PANELS]
     ]
     sources = sorted({r.source for plan in suite.chosen_plans for r in plan.references if r.metric == metric})
@@ -184,14 +247,14 @@ def _components(plan: Any, metric: str) -> Sequence[int | None]:
 
 
 def _metric_panel(
-    suite: Suite, plan: Any, metric: str, component: int | None, rows: Sequence[JsonObject], cache: TheoryCache,
+    suite: Suite, plan: Any, metric: str, component: int | None, rows: Sequence[JsonObject], answers: Answers,
     look: dict[str, Look], alphas: Sequence[float],
 ) -> Panel:  # fmt: skip
     problem, about, k = plan.problem, find_metric(metric, plan.problem.model.name), (component or 1) - 1
     rows = [row for row in rows if row["problem"] == plan.label and row["component"] == component]
     place = {"problem": plan.label, "component": component}
     used = sorted({row["alpha"] for row in rows} | set(alphas))
-    lines = theory_lines(cache, plan, metric, used, k)
+    lines = theory_lines(answers, plan, metric, used, k)
     series = [
         theory_series(line, what, "black", "--" if what == UNINFORMED else "-", {**place, "what": what})
         for what, line in lines.items()
@@ -204,7 +267,7 @@ def _metric_panel(
             style = {"marker": "x+1234"[j % 6], "s": 25, "zorder": 1}
             known = {**place, "what": "reference", "algorithm": one.label}
             series.append(Series(one.label, columns, known, "marks", "#737373", style))
-    found, word = cache.thresholds_at_hand(problem), component_word(problem)
+    found, word = answers.thresholds_at_hand(problem), component_word(problem)
     marks = threshold_marks(found, word)
     upright = {"algorithm": [name for _, name in marks], "alpha": [at for at, _ in marks]}
     series.append(Series("", upright, {**place, "what": "threshold"}, "upright"))
@@ -256,13 +319,11 @@ def _predicted(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObj
 # -- theory alone ---------------------------------------------------------------------------------------------------------
 
 
-def theory_charts(suite: Suite, cache: TheoryCache, alphas: Sequence[float] | None = None) -> list[Chart]:
+def theory_charts(suite: Suite, answers: Answers, alphas: Sequence[float] | None = None) -> list[Chart]:
     """Error and overlap against the sample ratio without runs, and the phase diagram if there is one."""
-    for plan in suite.chosen_plans:
-        cache.at_hand("thresholds", plan.problem)
-    charts = [metric_chart(suite, [], cache, metric, alphas) for metric in ("mse", "overlap")]
+    charts = [metric_chart(suite, [], answers, metric, alphas) for metric in ("mse", "overlap")]
     charts = [chart and replace(chart, name=f"theory-{chart.name}") for chart in charts]
-    return [chart for chart in (*charts, phase_chart(suite, cache)) if chart is not None]
+    return [chart for chart in (*charts, phase_chart(suite, answers)) if chart is not None]
 
 
 def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
@@ -275,13 +336,13 @@ def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
     return ".".join(differing.pop()), values
 
 
-def phase_chart(suite: Suite, cache: TheoryCache) -> Chart | None:
+def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
     """Thresholds over the sample ratio and the one parameter that varies."""
     name, values = varied(suite.chosen_plans) or ("", [])
     marks = [
         (word, at, value)
         for value, plan in sorted(zip(values, suite.chosen_plans), key=lambda pair: pair[0])
-        for at, word in threshold_marks(cache.thresholds_at_hand(plan.problem), component_word(plan.problem))
+        for at, word in threshold_marks(answers.thresholds_at_hand(plan.problem), component_word(plan.problem))
     ]
     if not marks:
         return None

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.interfaces import ParameterError
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
+from smimbench.registry.registry import RegistryError
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
-from smimbench.report.rows import Pair, own_point, ratio_of_runs, sample_ratio, used_fresh
+from smimbench.report.rows import Pair, own_point, prediction_question, ratio_of_runs, sample_ratio, used_fresh
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, end_marker, floor_of, line_name, looks_of
+from smimbench.theory.questions import LineQuestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.report.results import Results
+    from smimbench.theory.questions import Question
 
 GRID = 200
 """Places at which the median over runs is read; doubled, pages and CSV are twice as long and no line looks different."""
@@ -37,6 +43,9 @@ class Run(NamedTuple):
 
 Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
+
+Clock = Callable[["JsonObject", "JsonObject"], Any]
+"""Times of a record and its trajectory."""
 
 Cells = dict[tuple[Any, ...], list[Pair]]
 """Runs by ``Cell.place``."""
@@ -75,12 +84,16 @@ def learning_charts(results: Results) -> list[Chart]:
     note = "A sample that is processed again counts again; an iteration of what takes no batches counts all samples."
     counted = any(_counts(results.store.trajectory(record) or {}) for _, record in results.pairs)
     found = []
-    for metric in filter(lambda name: find_metric(name).in_trajectory, results.suite.run.metrics):
+    for metric in _drawn_metrics(results):
         chart = course_chart(results, f"learning-{metric}", metric, _samples, "samples processed", note)
         if chart and (counted or any(PREDICTED in one.name for panel in chart.panels for one in panel.series)):
             found.append(chart)
         counted = False
     return found
+
+
+def _drawn_metrics(results: Results) -> list[str]:
+    return [name for name in results.suite.run.metrics if find_metric(name).in_trajectory]
 
 
 def seconds_chart(results: Results) -> Chart | None:
@@ -93,7 +106,7 @@ def seconds_chart(results: Results) -> Chart | None:
 
 
 def course_chart(
-    results: Results, name: str, metric: str, clock: Callable[[JsonObject, JsonObject], Any], xlabel: str, note: str
+    results: Results, name: str, metric: str, clock: Clock, xlabel: str, note: str
 ) -> Chart | None:  # fmt: skip
     """A metric during runs against a clock, in a panel for each problem and sample ratio, at the largest dimension.
 
@@ -107,7 +120,22 @@ def course_chart(
     clock : callable
         Times of a record and its trajectory; what is not a finite number > 0 is left out.
     """
-    found: dict[Place, list[Run]] = {}
+    runs = _runs_by_place(results, metric, clock)
+    if not runs:
+        return None
+    chosen, left_out = chosen_panels(runs)
+    cells = grouped(results.pairs, lambda pair: pair[0].place)
+    panels = [_course_panel(results, place, runs[place], metric, xlabel, cells) for place in chosen]
+    key = (
+        f"{metric_label(metric)} against {xlabel}. Lines: median over runs; bands: quartiles, of fewer than four runs all "
+        "of them; dashed: predicted."
+    )
+    return Chart(name, results.suite.title, panels, (note + left_out).strip(), key)
+
+
+def _runs_by_place(results: Results, metric: str, clock: Clock) -> dict[Place, list[Run]]:
+    """Runs that have a trajectory of a metric, by problem, sample ratio and dimension."""
+    runs: dict[Place, list[Run]] = {}
     for cell, record in results.pairs:
         trajectory = results.store.trajectory(record)
         if trajectory is not None and metric in trajectory:
@@ -115,17 +143,37 @@ def course_chart(
             there = np.isfinite(x) & (x > 0) & np.isfinite(values).all(axis=1)
             if there.any():
                 run = Run(cell.algorithm_label, record, x[there], values[there])
-                found.setdefault((cell.problem_label, cell.alpha, cell.dimension), []).append(run)
-    if not found:
-        return None
-    chosen, left_out = chosen_panels(found)
-    cells = grouped(results.pairs, lambda pair: pair[0].place)
-    panels = [_course_panel(results, place, found[place], metric, xlabel, cells) for place in chosen]
-    key = (
-        f"{metric_label(metric)} against {xlabel}. Lines: median over runs; bands: quartiles, of fewer than four runs all "
-        "of them; dashed: predicted."
-    )
-    return Chart(name, results.suite.title, panels, (note + left_out).strip(), key)
+                runs.setdefault((cell.problem_label, cell.alpha, cell.dimension), []).append(run)
+    return runs
+
+
+def _range(runs: Sequence[Run]) -> tuple[float, float]:
+    """Where the first run begins, and where the last one ends."""
+    return min(run.x[0] for run in runs), max(run.x[-1] for run in runs)
+
+
+def _fresh_samples(runs: Sequence[Run]) -> Any:
+    """Numbers of samples at which the best that is possible with fresh samples is drawn; empty where no run draws any."""
+    ends = [run.x[-1] for run in runs if used_fresh(run.record)]
+    return np.geomspace(_range(runs)[0], max(ends), 40) if ends else np.array([])
+
+
+def _fresh_ratios(problem: Problem, dimension: int, samples: Any) -> list[float]:
+    return [problem.model.sample_ratio(max(1, round(n)), dimension) for n in samples]
+
+
+def course_questions(results: Results) -> Iterator[Question]:
+    """What ``learning_charts`` and ``spectrum_chart`` need besides the answers of the tables."""
+    if any(used_fresh(record) for _, record in results.pairs):
+        for metric in _drawn_metrics(results):
+            for (label, _, dimension), runs in _runs_by_place(results, metric, _samples).items():
+                problem, samples = results.suite.problems[label], _fresh_samples(runs)
+                if len(samples) and is_cheap(problem):
+                    yield LineQuestion(problem, tuple(_fresh_ratios(problem, dimension, samples)))
+    for place, pairs in grouped(_pairs_with_spectra(results), lambda pair: pair[0].place).items():
+        problem, records = results.suite.problems[place[0]], [record for _, record in pairs]
+        with contextlib.suppress(RegistryError, ParameterError):
+            yield prediction_question(problem, pairs[0][0], sample_ratio(problem, *place[2:]), records)
 
 
 def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: str, xlabel: str, cells: Cells) -> Panel:
@@ -139,7 +187,7 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
     known = {"problem": label, "alpha": alpha, "dimension": dimension}
     title = f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
     panel = Panel(title, xlabel, metric_label(metric), [], label, x, xlog=True)
-    count, word, cache = runs[0].values.shape[1], component_word(problem), results.cache
+    count, word, answers = runs[0].values.shape[1], component_word(problem), results.answers
     held = problem.model.sample_count(alpha, dimension)
 
     def add(name: str, algorithm: str, color: str, style: JsonObject, grid: Any, **values: Any) -> None:
@@ -151,24 +199,21 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
             panel.series.append(Series(what, columns, {**known, "what": what}, "line", shown, style, algorithm))
 
     def optimum(name: str, dashes: str, grid: Any, ratios: Sequence[float]) -> None:
-        points = (len(ratios) > 2 and cache.at_hand("curve", problem, ratios)) or cache.at_hand(
-            "points", problem, ratios
-        )
+        line = answers.at_hand("curve", problem, ratios) if len(ratios) > 2 else None
+        points = line or answers.at_hand("points", problem, ratios)
         best = np.array([theory_of(about, problem, one[0], count)[0] for one in points or ()], dtype=float)
         if np.isfinite(best).any():
             add(name, "", "black", {"ls": dashes, "zorder": 2}, grid, value=best)
             if about.direction == "lower" and (best <= ZERO * results.suite.run.target).any():
                 panel.floor = floor_of(best[best > 0][:1], results.suite.run.target)
 
-    ends = [min(run.x[0] for run in runs), max(run.x[-1] for run in runs)]
-    optimum("Bayes-optimal", "--", ends, [sample_ratio(problem, alpha, dimension)] * 2)
-    fresh = max((run.x[-1] for run in runs if used_fresh(run.record)), default=0.0)
+    optimum("Bayes-optimal", "--", _range(runs), [sample_ratio(problem, alpha, dimension)] * 2)
     if x == "samples":
         panel.series.append(Series("", {"samples": [held], "algorithm": ["every sample once"]}, None, "upright"))
-        if fresh and is_cheap(problem):
-            seen = np.geomspace(ends[0], fresh, 40)
-            ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
-            optimum("Bayes-optimal, fresh samples", ":", seen, ratios)
+        samples = _fresh_samples(runs)
+        if len(samples) and is_cheap(problem):
+            ratios = _fresh_ratios(problem, dimension, samples)
+            optimum("Bayes-optimal, fresh samples", ":", samples, ratios)
     if about.direction == "lower":  # a run that diverges leaves the panel
         panel.ylog, panel.cap = True, 3.0 * max(float(run.values[0].max()) for run in runs)
     for i, (name, members) in enumerate(grouped(runs, lambda run: run.algorithm).items()):
@@ -196,7 +241,7 @@ def _course_panel(results: Results, place: Place, runs: Sequence[Run], metric: s
 def _predicted_path(results: Results, problem: Problem, pairs: Sequence[Pair]) -> JsonObject:
     """The trajectory that theory predicts for these runs; empty where it predicts none."""
     ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
-    theory = own_point(results.cache, problem, pairs[0][0], ratio, records)
+    theory = own_point(results.answers, problem, pairs[0][0], ratio, records)
     return {} if isinstance(theory, str) else theory.get("trajectory", {})
 
 
@@ -209,8 +254,7 @@ def spectrum_chart(results: Results) -> Chart | None:
     Bars are the eigenvalues of all runs that are not zero, a line what theory predicts; the share that is zero stands in the
     title.
     """
-    shown = [pair for pair in results.pairs if (pair[1].get("final") or {}).get("spectrum")]
-    groups = grouped(shown, lambda pair: pair[0].place)
+    groups = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
     if not groups:
         return None
     chosen, left_out = chosen_panels(groups)
@@ -219,12 +263,16 @@ def spectrum_chart(results: Results) -> Chart | None:
     return Chart("spectrum", results.suite.title, panels, note + left_out)
 
 
+def _pairs_with_spectra(results: Results) -> list[Pair]:
+    return [pair for pair in results.pairs if (pair[1].get("final") or {}).get("spectrum")]
+
+
 def _spectrum_panel(results: Results, place: tuple[Any, ...], members: Sequence[Pair]) -> Panel:
     cell, records = members[0][0], [record for _, record in members]
     problem = results.suite.problems[cell.problem_label]
     about = dict(zip(("problem", "algorithm", "alpha", "dimension"), place))
     title = f"{place[0]}: {place[1]}, α = {cell.alpha:.4g}, {letter(problem.model)} = {cell.dimension}"
-    point = own_point(results.cache, problem, cell, sample_ratio(problem, *place[2:]), records)
+    point = own_point(results.answers, problem, cell, sample_ratio(problem, *place[2:]), records)
     expected = None if isinstance(point, str) else point.get("spectrum")
     values = np.concatenate([np.asarray(record["final"]["spectrum"], dtype=float) for record in records])
     there = np.abs(values) > 1e-9 * np.abs(values).max(initial=1e-300)

@@ -20,10 +20,10 @@ from pydantic import Field
 from smimbench.files import JsonObject, canonical_json, error_line, printable, unless, write_atomically
 from smimbench.report import stored_table
 from smimbench.report.results import Results
+from smimbench.run.answers import Answers, answer_name
 from smimbench.run.external import scores_of
 from smimbench.run.record import Open, SharedDocument, check_model, digest_of, document_text, plain, sealed, text_of
 from smimbench.run.store import Store, file_stem
-from smimbench.run.theory_cache import StoredTheory, answer_name
 from smimbench.run.verification import Verification
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
@@ -95,7 +95,7 @@ def write_packed(
         if (cell.problem_label, cell.algorithm_label) not in left_out
     }
     theory: dict[str, list[JsonObject]] = {}
-    for kind, answer in results.cache.stored_answers():
+    for kind, answer in results.answers.stored_answers():
         theory.setdefault(kind, []).append(answer)
     pack = {
         "packed": FORMAT,
@@ -168,7 +168,7 @@ def read_packed(path: Path) -> PackedTable:
             return PackedTable(stored_table.document_of(pack), pack["run"], [stored_table.UNVERIFIABLE])
     with unpacked(path, pack, any_code=True) as results:
         document, remarks = results.document(), [*results.suite.remarks]
-        if results.cache.is_missing:
+        if results.answers.is_missing:
             remarks.append("not all theory of its rows is in the file")
         return PackedTable(document, pack["run"], remarks)
 
@@ -234,11 +234,12 @@ def unpacked(path: Path, pack: JsonObject, *, any_code: bool = False) -> Iterato
     changes = shared.get("overrides", []), shared.get("only", [])
     suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *changes, stored=True)
     with tempfile.TemporaryDirectory(prefix="smimbench-") as temporary:
-        store, cache = Store(Path(temporary) / suite.name), StoredTheory(Path(temporary) / "theory")
+        store = Store(Path(temporary) / suite.name)
+        answers = Answers(Path(temporary) / "theory", predictions=suite.needs_prediction_errors)
         with _refused(path):
             check_model(_Pack, pack, "packed results of smimbench")
             _write_files(pack, store, Path(temporary) / "theory")
-            results = Results(suite.with_choices(shared), store, (), cache, any_code=any_code)
+            results = Results(suite.with_choices(shared), store, (), answers, any_code=any_code)
             scores = scores_of(store)
             scores.load()
             for complaint in (*store.complaints, *scores.complaints):

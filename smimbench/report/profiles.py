@@ -52,7 +52,7 @@ def hits(results: Results) -> list[JsonObject]:
         trajectory = None if record["status"] in LOST else results.store.trajectory(record)
         if used_fresh(record) and record["fresh_samples"] > 1.5 * n:
             continue
-        point = bayes_point(results.cache, problem, problem.model.sample_ratio(n, cell.dimension))
+        point = bayes_point(results.answers, problem, problem.model.sample_ratio(n, cell.dimension))
         where = cell.problem_label, cell.alpha, cell.dimension
         best = results.optima.get(where) or (limit_of(point) if point else None)
         if best is None:

@@ -13,19 +13,21 @@ import numpy as np
 from smimbench.files import read_text
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, Panel, Series
-from smimbench.report.figures import Line, theory_lines, theory_series, varied
+from smimbench.report.figures import Line, has_fine_lines, line_grid, theory_lines, theory_series, varied
 from smimbench.report.style import COLORS, looks_of
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import shipped_figures
+from smimbench.theory.questions import LineQuestion, ThresholdsQuestion
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from smimbench.files import JsonObject
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
     from smimbench.suite.schema import Curve
+    from smimbench.theory.questions import Question
 
 INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = "inside", "known correction", "outside", "not compared"
 SAME_POINT = 0.02
@@ -124,13 +126,13 @@ def published_points(part: Part, folder: Path, limits: Sequence[float], most: in
     return Line(x, y, *(spread or [np.zeros_like(y)]))
 
 
-def our_points(part: Part, cache: TheoryCache, rows: Sequence[JsonObject], alphas: Sequence[float]) -> Line:
+def our_points(part: Part, answers: Answers, rows: Sequence[JsonObject], alphas: Sequence[float]) -> Line:
     """Our points of a line with their errors: standard errors of runs, numerical ones of theory (at these sample ratios)."""
     curve, k = part.curve, (part.curve.component or 1) - 1
     found: list[tuple[float, Any, Any]] = []
     if part.is_threshold:
         for x, plan in zip((varied(part.plans) or ("", []))[1], part.plans):
-            known = cache.thresholds(plan.problem)
+            known = answers.thresholds(plan.problem)
             steps = [s for s in known.get("sequential") or () if s["layer"] == curve.component]
             one = next(iter(steps), known["weak_recovery"] if curve.component is None else None) or {}
             found.append((x, one.get("value"), one.get("error")))
@@ -141,11 +143,24 @@ def our_points(part: Part, cache: TheoryCache, rows: Sequence[JsonObject], alpha
     else:
         problem = part.plans[0].problem
         metric = find_metric(curve.metric, problem.model.name)
-        for alpha, (best, *_) in zip(alphas, cache.points(problem, alphas)):
+        for alpha, (best, *_) in zip(alphas, answers.points(problem, alphas)):
             values, errors = theory_of(metric, problem, best, problem.components)
             found.append((alpha * part.factor, values[k], errors[k]))
     known_ones = sorted((x, y, error or 0.0) for x, y, error in found if y is not None)
     return Line(*np.array(known_ones, dtype=float).reshape(-1, 3).T)
+
+
+def line_questions(
+    parts: Sequence[Part], answers: Answers, alphas: Mapping[str, Iterable[float]]
+) -> Iterator[Question]:
+    """What the lines of ``figure_chart`` need besides, drawn at these sample ratios by label of the problem."""
+    for part in parts:
+        if part.is_threshold or part.curve.algorithm:
+            continue
+        problem = part.plans[0].problem
+        yield ThresholdsQuestion(problem, if_cheap=True)
+        if has_fine_lines(problem):
+            yield LineQuestion(problem, tuple(line_grid(answers, problem, alphas[part.plans[0].label]).fine))
 
 
 def compare(part: Part, ours: Line, published: Line | None) -> JsonObject:
@@ -172,7 +187,7 @@ def compare(part: Part, ours: Line, published: Line | None) -> JsonObject:
 
 
 def figure_chart(
-    suite: Suite, cache: TheoryCache, rows: Sequence[JsonObject], lines: Sequence[tuple[Part, Line, Line | None]]
+    suite: Suite, answers: Answers, rows: Sequence[JsonObject], lines: Sequence[tuple[Part, Line, Line | None]]
 ) -> Chart:
     """The figure in the paper's axes: theory as lines, runs as marks, published points as crosses in the same color."""
     about = suite.figure
@@ -192,7 +207,7 @@ def figure_chart(
         else:
             line = ours
             if not part.is_threshold and len(ours.alpha):
-                drawn = theory_lines(cache, plan, curve.metric, ours.alpha / part.factor, (curve.component or 1) - 1)
+                drawn = theory_lines(answers, plan, curve.metric, ours.alpha / part.factor, (curve.component or 1) - 1)
                 line = drawn["Bayes-optimal"]._replace(alpha=drawn["Bayes-optimal"].alpha * part.factor)
             series.append(theory_series(line, part.label, color, "-", place))
         if published is not None:

@@ -11,11 +11,10 @@ import numpy as np
 from smimbench.files import JsonObject
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.rows import Optima, Rows, error_rows, find_optima, paired, paired_by_name, scored_rows
-from smimbench.report.theory_document import asks_predictions
 from smimbench.report.verdict import summary, verdicts
+from smimbench.run.answers import Answers
 from smimbench.run.campaign import other_versions
 from smimbench.run.store import Store, settings_folder, theory_folder
-from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.cells import Suite
 
 
@@ -24,8 +23,8 @@ class Results:
 
     Parameters
     ----------
-    cache : TheoryCache or None
-        Theory, solved as far as the cache solves; default: what is stored.
+    answers : Answers or None
+        Theory; default: what is stored.
     any_code : bool
         Count what other code has run, too, where the present code has run nothing of an algorithm.
     """
@@ -35,16 +34,12 @@ class Results:
         suite: Suite,
         store: Store,
         backends: Sequence[str] = (),
-        cache: TheoryCache | None = None,
+        answers: Answers | None = None,
         *,
         any_code: bool = False,
     ) -> None:
         self.suite, self.store, self.records = suite, store, store.load(compact=True)
-        if cache is None:
-            cache = TheoryCache(theory_folder(store), isolated=True)
-            cache.solves = False
-        self.cache = cache
-        cache.predicts = asks_predictions(suite)
+        self.answers = answers or Answers(theory_folder(store), predictions=suite.needs_prediction_errors)
         known = sorted({record["cell"]["backend"] for record in self.records.values()})
         self.folder = settings_folder(suite, store)
         self.cells = [cell for backend in backends or known or ["numpy"] for cell in suite.cells(backend)]
@@ -56,17 +51,17 @@ class Results:
     @cached_property
     def rows(self) -> Rows:
         """Rows of the error table."""
-        return Rows([*error_rows(self.pairs, self.suite, self.store, self.cache, lambda: self.optima), *self.scored])
+        return Rows([*error_rows(self.pairs, self.suite, self.store, self.answers, lambda: self.optima), *self.scored])
 
     @cached_property
     def scored(self) -> list[JsonObject]:
         """Rows of estimates from elsewhere."""
-        return scored_rows(self.suite, self.store, self.cache, self.optima)
+        return scored_rows(self.suite, self.store, self.answers, self.optima)
 
     @cached_property
     def optima(self) -> Optima:
         """The Bayes-optimal error at finite size, where it is known."""
-        return find_optima(self.pairs, self.suite, self.cache)
+        return find_optima(self.pairs, self.suite, self.answers)
 
     @cached_property
     def extrapolated(self) -> list[JsonObject]:

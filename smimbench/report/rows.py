@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,15 +31,15 @@ from smimbench.report.statistics import (
     still_moving,
     values_of,
 )
+from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored
 from smimbench.run.campaign import made_by_other_code
 from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE, Point, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import NotStored, TheoryCache
-from smimbench.run.theory_guard import THEORY_ERRORS
 from smimbench.suite.cells import Cell, Suite, build_algorithm
 from smimbench.theory.limit import BRINGS_NONE
+from smimbench.theory.questions import PredictionQuestion
 
 Pair = tuple[Cell, JsonObject]
 """A cell and its record."""
@@ -144,23 +144,36 @@ def ratio_of_runs(problem: Problem, members: Sequence[Pair]) -> float:
 # -- theory ---------------------------------------------------------------------------------------------------------------
 
 
-def bayes_point(cache: TheoryCache, problem: Problem, ratio: float) -> JsonObject | None:
+def bayes_point(answers: Answers, problem: Problem, ratio: float) -> JsonObject | None:
     """The Bayes-optimal theory point at a sample ratio; None if it is not stored."""
-    found = cache.at_hand("points", problem, [ratio])
+    found = answers.at_hand("points", problem, [ratio])
     return found[0][0] if found else None
 
 
-def own_point(
-    cache: TheoryCache, problem: Problem, cell: Cell, ratio: float, records: Sequence[JsonObject] = ()
-) -> JsonObject | str:
-    """Prediction for the algorithm of a cell under the conditions of its runs, with its trajectory; or why there is none."""
+def prediction_question(
+    problem: Problem, cell: Cell, ratio: float, records: Sequence[JsonObject] = ()
+) -> PredictionQuestion:
+    """What theory predicts for the algorithm of a cell under the conditions of its runs, with its trajectory.
+
+    Raises
+    ------
+    RegistryError, ParameterError
+        If the algorithm is not installed here.
+    """
+    build_algorithm(cell.algorithm, problem)
     starts = [Overlaps(*map(record["start"].get, Overlaps._fields)) for record in records if record.get("start")]
-    whole = tuple(start for start in starts if _are_whole(start, problem.components))
-    how = cell.run.start, whole, cell.run.max_iterations
-    conditions = Conditions(cell.dimension, *how, trajectory=True)
+    complete = tuple(start for start in starts if _is_complete(start, problem.components))
+    conditions = Conditions(cell.dimension, cell.run.start, complete, cell.run.max_iterations, trajectory=True)
+    return PredictionQuestion(problem, cell.algorithm, ratio, conditions)
+
+
+def own_point(
+    answers: Answers, problem: Problem, cell: Cell, ratio: float, records: Sequence[JsonObject] = ()
+) -> JsonObject | str:
+    """Answer to ``prediction_question``; or why there is none."""
     try:
-        build_algorithm(cell.algorithm, problem)
-        return cache.own(problem, cell.algorithm, ratio, conditions)
+        question = prediction_question(problem, cell, ratio, records)
+        return answers.own(problem, question.algorithm, ratio, question.conditions)
     except (RegistryError, ParameterError) as error:
         return f"it is not installed here: {error}"
     except NotStored:
@@ -169,18 +182,18 @@ def own_point(
         return f"its theory raised {error_line(error)}"
 
 
-def _are_whole(start: Overlaps, components: int) -> bool:
+def _is_complete(start: Overlaps, components: int) -> bool:
     """Whether overlap matrices are those of so many components, without a missing number."""
     matrices = [np.asarray(matrix, dtype=float) for matrix in start]
     return all(matrix.shape == (components, components) and np.isfinite(matrix).all() for matrix in matrices)
 
 
-def _near(cache: TheoryCache, problem: Problem, records: Sequence[Any], ratio: float, dimension: int) -> str | None:
+def _near(answers: Answers, problem: Problem, records: Sequence[Any], ratio: float, dimension: int) -> str | None:
     """Name of the threshold near which runs did not converge; asked for only where one did not."""
     if all(record["status"] != Status.NOT_CONVERGED for record in records):
         return None
     try:
-        found = cache.thresholds(problem)
+        found = answers.thresholds(problem)
     except THEORY_ERRORS:  # the reason of the run is shown without
         return None
     count = dimension if problem.model.rank == "low" else problem.model.sample_count(ratio, dimension)
@@ -190,7 +203,7 @@ def _near(cache: TheoryCache, problem: Problem, records: Sequence[Any], ratio: f
 # -- rows -----------------------------------------------------------------------------------------------------------------
 
 
-def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> Optima:
+def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
     """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension, where it is known.
 
     It comes from the ``ok`` runs of the first shipped algorithm that is predicted to reach the Bayes-optimal point.
@@ -204,10 +217,10 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, cache: TheoryCache) -> Opti
             continue
         ratio, records = sample_ratio(problem, alpha, dimension), [record for _, record in members]
         try:
-            point = bayes_point(cache, problem, ratio)
+            point = bayes_point(answers, problem, ratio)
         except THEORY_ERRORS:  # the rows say so
             continue
-        own = own_point(cache, problem, members[0][0], ratio, records) if point else ""
+        own = own_point(answers, problem, members[0][0], ratio, records) if point else ""
         if point is None or isinstance(own, str) or not np.allclose(own["mse"], point["mse"], rtol=1e-9, atol=0):
             continue
         done = [record for record in records if record["status"] == Status.OK and "mse" in record["metrics"]]
@@ -222,8 +235,51 @@ def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
     return float(problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension))
 
 
+@dataclass(frozen=True)
+class PlaceRuns:
+    """All runs of an algorithm on a problem at one sample ratio, dimension and backend.
+
+    Attributes
+    ----------
+    problem : Problem
+    pairs : sequence of (Cell, dict)
+    ratio : float
+        Sample ratio really used.
+    """
+
+    problem: Problem
+    pairs: Sequence[Pair]
+    ratio: float
+
+    @property
+    def cell(self) -> Cell:
+        """A cell of these runs; they differ in their replicates alone."""
+        return self.pairs[0][0]
+
+    @property
+    def records(self) -> list[JsonObject]:
+        """Their records."""
+        return [record for _, record in self.pairs]
+
+
+def places_of(pairs: Sequence[Pair], suite: Suite) -> list[PlaceRuns]:
+    """Runs by what was run, never by its label."""
+
+    def identity(pair: Pair) -> tuple[Any, ...]:
+        cell = pair[0]
+        return (canonical_json(cell.problem), canonical_json(cell.algorithm), cell.backend, *cell.place)
+
+    problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
+    by_label = suite.problems
+    places = []
+    for (spec, *_), members in grouped(pairs, identity).items():
+        problem = problems.get(spec) or by_label[members[0][0].problem_label]  # the second: cells of other code
+        places.append(PlaceRuns(problem, members, ratio_of_runs(problem, members)))
+    return places
+
+
 def error_rows(
-    pairs: Sequence[Pair], suite: Suite, store: Store, cache: TheoryCache, find: Callable[[], Optima]
+    pairs: Sequence[Pair], suite: Suite, store: Store, answers: Answers, find: Callable[[], Optima]
 ) -> list[JsonObject]:
     """Rows of the error table, in the order of the suite.
 
@@ -240,44 +296,37 @@ def error_rows(
     find : callable
         The optima at finite size, asked for when all points have been solved together.
     """
-
-    def what(pair: Pair) -> tuple[Any, ...]:
-        cell = pair[0]
-        return (canonical_json(cell.problem), canonical_json(cell.algorithm), cell.backend, *cell.place)
-
-    groups = grouped(pairs, what)
-    problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
-    by_label = suite.problems
-    for key, members in groups.items():  # cells of other code
-        problems.setdefault(key[0], by_label[members[0][0].problem_label])
-    ratios = {key: ratio_of_runs(problems[key[0]], members) for key, members in groups.items()}
-    unsolved: dict[str, Exception] = {}
-    for identity, problem in problems.items():
+    places = places_of(pairs, suite)
+    ratios: dict[Problem, set[float]] = {}
+    for runs in places:
+        ratios.setdefault(runs.problem, set()).add(runs.ratio)
+    unsolved: dict[Problem, Exception] = {}
+    for problem, alphas in ratios.items():
         try:
-            cache.at_hand("points", problem, sorted({ratio for key, ratio in ratios.items() if key[0] == identity}))
+            answers.at_hand("points", problem, sorted(alphas))
         except THEORY_ERRORS as error:  # its rows say so, the others stay
-            unsolved[identity] = error
-    first = next(iter(unsolved.values()), None)
-    if len(unsolved) == len(problems) and isinstance(first, ProblemError) and first.key != "theory":
+            unsolved[problem] = error
+    example = next(iter(unsolved.values()), None)
+    is_none_solved = {plan.problem for plan in suite.plans} <= unsolved.keys()
+    if is_none_solved and isinstance(example, ProblemError) and example.key != "theory":
         # With that key its process ended, or had to: rows say so, the runs may be good. Otherwise nothing else is hidden.
-        raise first
+        raise example
     rows: list[JsonObject] = []
     sized = find()
-    for key, members in groups.items():
-        problem, cell, ratio = problems[key[0]], members[0][0], ratios[key]
-        records = [record for _, record in members]
+    for runs in places:
+        problem, cell, records = runs.problem, runs.cell, runs.records
         point, near = None, None
         own: JsonObject | str = ""
-        if key[0] in unsolved:
-            own = f"theory raised {error_line(unsolved[key[0]])}"
+        if problem in unsolved:
+            own = f"theory raised {error_line(unsolved[problem])}"
         elif problem.no_theory is not None:
             own = problem.no_theory
-        elif point := bayes_point(cache, problem, ratio):
-            own = own_point(cache, problem, cell, ratio, records)
+        elif point := bayes_point(answers, problem, runs.ratio):
+            own = own_point(answers, problem, cell, runs.ratio, records)
             if not isinstance(own, str) and own.get("of_ok_runs") and any(r["status"] != Status.OK for r in records):
                 own = "its prediction holds only if every run ends ok, and not all did"
-            near = _near(cache, problem, records, ratio, cell.dimension)
-        place = _place(cell.place, cell.backend, ratio, cell.origin)
+            near = _near(answers, problem, records, runs.ratio, cell.dimension)
+        place = _place(cell.place, cell.backend, runs.ratio, cell.origin)
         theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)
         items = {"problem": cell.problem, "algorithm": cell.described}
         rows += _rows_of_place(place, problem, items, records, theory, suite, store)
@@ -285,7 +334,7 @@ def error_rows(
 
 
 def rows_of_points(
-    suite: Suite, points: Sequence[Point], records: Sequence[JsonObject], cache: TheoryCache, sized: Optima
+    suite: Suite, points: Sequence[Point], records: Sequence[JsonObject], answers: Answers, sized: Optima
 ) -> list[JsonObject]:
     """Rows for externally computed estimates (see ``smimbench.run.external``); replicates of one point share a row.
 
@@ -300,7 +349,7 @@ def rows_of_points(
         problem, algorithm = members[0][0].plan.problem, what[1]
         ratio = sample_ratio(problem, *what[2:])
         place, found = _place(what, ELSEWHERE, ratio), [record for _, record in members]
-        point = bayes_point(cache, problem, ratio)
+        point = bayes_point(answers, problem, ratio)
         theory = Theory(point, BRINGS_NONE if point else "", _sized(sized, place), None)
         metrics = list(trajectory_metrics(problem.model.name))
         items = {"problem": problem.spec, "algorithm": {"name": algorithm}}
@@ -308,9 +357,9 @@ def rows_of_points(
     return rows
 
 
-def scored_rows(suite: Suite, store: Store, cache: TheoryCache, sized: Optima) -> list[JsonObject]:
+def scored_rows(suite: Suite, store: Store, answers: Answers, sized: Optima) -> list[JsonObject]:
     """Rows of externally computed estimates stored by ``smimbench score``, for the metrics of the suite."""
-    rows = rows_of_points(suite, *kept_scores(suite, store), cache, sized)
+    rows = rows_of_points(suite, *kept_scores(suite, store), answers, sized)
     return [row for row in rows if row["metric"] in suite.run.metrics]
 
 

@@ -7,16 +7,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.report.figures import metric_chart, named_thresholds
+from smimbench.report.figures import chart_questions, drawn_ratios, metric_chart, named_thresholds
 from smimbench.report.labels import component_word
 from smimbench.report.notebook import frame
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from smimbench.files import JsonObject
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.answers import Answers
     from smimbench.suite.cells import Suite
+    from smimbench.theory.questions import Question
 
 POINTS = 12
 """Points that the text of an object shows, of all problems together; doubled, it is longer than a screen."""
@@ -31,11 +32,15 @@ class Theory:
     suite : Suite
     documents : list of dict
         What ``smimbench theory --json`` prints: one for every problem, with ``points``, ``thresholds`` and their methods.
+    answer : callable
+        Solves questions that a figure needs besides.
+    alphas : sequence of float or None
+        Sample ratios; None: those of the suite.
     """
 
     suite: Suite
     documents: list[JsonObject]
-    cache: TheoryCache
+    answer: Callable[[Iterable[Question]], Answers]
     alphas: Sequence[float] | None = None
 
     @cached_property
@@ -114,9 +119,12 @@ class Theory:
             raise ValueError(f"{metric} was not computed; theory(..., predictions=True) does")
         only = tuple(("problem", one["problem"]["label"]) for one in solved)
         suite = self.suite if len(solved) == len(self.documents) else replace(self.suite, only=only)
-        chart = metric_chart(suite, [], self.cache, metric, self.alphas) if solved else None
-        if chart is None:
+        if not solved:
             raise ValueError("no problem is solved: there is nothing to draw")
+        answers = self.answer(())
+        self.answer(chart_questions(suite, answers, drawn_ratios(suite, (), self.alphas), (metric,)))
+        chart = metric_chart(suite, [], answers, metric, self.alphas)
+        assert chart is not None
         return show(chart, width)
 
     def __repr__(self) -> str:

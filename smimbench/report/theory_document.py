@@ -1,102 +1,63 @@
-"""The JSON of ``smimbench theory``: predictions, thresholds, published values, algorithms' own theory, Monte Carlo checks."""
+"""The JSON of ``smimbench theory``: predictions, thresholds, published values, algorithms' own theory."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from smimbench.files import JsonObject, error_line
-from smimbench.interfaces import Conditions
-from smimbench.problem.assumed import Assuming
+from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.registry import RegistryError
 from smimbench.report.labels import component_word, grouped, letter
-from smimbench.report.rows import draws_fresh, own_point, planned_ratio
-from smimbench.run.theory_cache import Kept, TheoryCache, solve_in_processes
-from smimbench.run.theory_guard import Progress, is_third_party
-from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm
-from smimbench.theory.limit import own_theory
-from smimbench.theory.verification import RESOLVE, verify_point
+from smimbench.report.rows import draws_fresh, own_point, planned_ratio, prediction_question
+from smimbench.run.answers import THEORY_ERRORS, Answers, Kept
+from smimbench.suite.cells import Cell, ProblemPlan, Suite
+from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
 
 
-class Stage(NamedTuple):
-    """Which theory of a suite is being solved, and how far it is.
-
-    Attributes
-    ----------
-    problem : str
-        Its label.
-    what : str
-        ``"sample ratios"`` or ``"thresholds"``; ``"sample ratios and thresholds"`` in another process; ``"the algorithms
-        themselves"``, noted by name.
-    progress : Progress
-    note : str
-        More, in words.
-    """
-
-    problem: str
-    what: str
-    progress: Progress = Progress(0, 1)
-    note: str = ""
+def theory_questions(
+    suite: Suite, alphas: Sequence[float] | None = None, *, thresholds: bool = True
+) -> Iterator[Question]:
+    """What ``theory_document`` needs, at these sample ratios (default: those of the suite)."""
+    for plan in suite.chosen_plans:
+        yield PointsQuestion(plan.problem, tuple(_ratios(plan, alphas)))
+        if thresholds:
+            yield ThresholdsQuestion(plan.problem)
+        for reference in plan.references:
+            if reference.tolerance is not None:
+                yield PointsQuestion(plan.problem, tuple(reference.alpha))
 
 
-OnStage = Callable[[Stage], None]
-"""Told which theory is being solved."""
-
-
-def asks_predictions(suite: Suite) -> bool:
-    """Whether a metric or a published value of a suite needs errors of prediction."""
-    published = {reference.metric for reference in suite.run.reference} - {"mse", "overlap"}
-    return bool(published) or any("generalization" in name for name in suite.run.metrics)
+def algorithm_questions(suite: Suite, alphas: Sequence[float] | None = None) -> Iterator[Question]:
+    """What ``add_own_theory`` needs, at these sample ratios (default: those of the suite)."""
+    problems = suite.problems
+    for cell in _cells_asked_for(suite, alphas):
+        problem = problems[cell.problem_label]
+        if problem.no_theory is None:
+            with contextlib.suppress(RegistryError, ParameterError):  # its row says so
+                yield prediction_question(problem, cell, _ratio_of(problem, cell))
 
 
 def theory_document(
-    suite: Suite,
-    alphas: Sequence[float] | None = None,
-    cache: TheoryCache | None = None,
-    on_stage: OnStage = lambda stage: None,
-    *,
-    thresholds: bool = True,
-    workers: int = 1,
+    suite: Suite, answers: Answers, alphas: Sequence[float] | None = None, *, thresholds: bool = True
 ) -> list[JsonObject]:
     """Theory of a suite: one object per problem, with the reason under ``unsolved`` if it cannot be solved, under
     ``no_theory`` if none is known.
 
     Parameters
     ----------
+    answers : Answers
+        Those to ``theory_questions``.
     alphas : sequence of float or None
         Sample ratios; default: those of the suite.
-    cache : TheoryCache or None
-        Where answers are looked up and kept; default: nowhere but in memory.
-    on_stage : callable
-        Called with what is being solved and how far it is, at least once for every problem.
     thresholds : bool
-        Whether to look for thresholds; without, they are None.
-    workers : int
-        Spawned processes; the numbers do not depend on it.
+        Whether there are thresholds; without, they are None.
     """
-    cache = cache or TheoryCache()
-    wanted = [(plan, _ratios(plan, alphas)) for plan in suite.chosen_plans]
-    ours = [
-        (plan, ratios)
-        for plan, ratios in wanted
-        if plan.problem.no_theory is None and not is_third_party(*plan.problem.spec.values())
-    ]
-    if workers > 1 and ours:
-
-        def heard(number: int, progress: Progress) -> None:
-            what = "sample ratios and thresholds" if thresholds else "sample ratios"
-            on_stage(Stage(ours[number][0].label, what, progress))
-
-        with contextlib.suppress(ProblemError):  # reported below, with the problem that it belongs to
-            solve_in_processes(
-                [(p.problem, ratios) for p, ratios in ours], cache, workers, heard, thresholds=thresholds
-            )
     documents = []
-    for plan, ratios in wanted:
+    for plan in suite.chosen_plans:
         problem = {"label": plan.label, **plan.problem.spec}
         document: JsonObject = {"problem": problem, "points": [], "thresholds": None}
         documents.append(document)
@@ -104,26 +65,26 @@ def theory_document(
             document["no_theory"] = plan.problem.no_theory
             continue
         try:
-            branches = _watched(cache, plan, "sample ratios", on_stage).points(plan.problem, ratios)
+            branches = answers.points(plan.problem, _ratios(plan, alphas))
             document["points"] = [point for points in branches for point in points]
             if thresholds:
-                found = _watched(cache, plan, "thresholds", on_stage).thresholds(plan.problem)
-                document["thresholds"] = {k: v for k, v in found.items() if k != "hard_phase"}
-                if found.get("hard_phase"):
-                    document["hard_phase"] = found["hard_phase"]
-            if published := _published_values(plan, cache):
+                answer = answers.thresholds(plan.problem)
+                document["thresholds"] = {key: entry for key, entry in answer.items() if key != "hard_phase"}
+                if answer.get("hard_phase"):
+                    document["hard_phase"] = answer["hard_phase"]
+            if published := _published_values(plan, answers):
                 document["published"] = published
-        except (ProblemError, RuntimeError) as error:  # the second: of a plugin, in a process of its own
-            if len(wanted) == 1:
+        except THEORY_ERRORS as error:
+            if len(suite.chosen_plans) == 1:
                 raise
             document["unsolved"] = str(error) if isinstance(error, ProblemError) else error_line(error)
-    for one in suite.unmade:
-        problem = {"label": one.label, **one.tables}
-        documents.append({"problem": problem, "points": [], "thresholds": None, "unsolved": one.reason})
+    for unmade in suite.unmade:
+        problem = {"label": unmade.label, **unmade.tables}
+        documents.append({"problem": problem, "points": [], "thresholds": None, "unsolved": unmade.reason})
     return documents
 
 
-def _published_values(plan: ProblemPlan, cache: TheoryCache) -> list[JsonObject]:
+def _published_values(plan: ProblemPlan, answers: Answers) -> list[JsonObject]:
     """Published values with a stated accuracy, each with its theoretical value."""
     rows = []
     for reference in plan.references:
@@ -131,7 +92,7 @@ def _published_values(plan: ProblemPlan, cache: TheoryCache) -> list[JsonObject]
             continue
         metric = find_metric(reference.metric, plan.problem.model.name)
         for alpha, value, branches in zip(
-            reference.alpha, reference.value, cache.points(plan.problem, reference.alpha)
+            reference.alpha, reference.value, answers.points(plan.problem, reference.alpha)
         ):
             point = next((p for p in branches if p["branch"] == reference.branch), branches[0])
             values, errors = theory_of(metric, plan.problem, point, len(point["overlap"]))
@@ -157,27 +118,17 @@ def _published_values(plan: ProblemPlan, cache: TheoryCache) -> list[JsonObject]
     return rows
 
 
-def kept_of(suite: Suite, alphas: Sequence[float] | None, cache: TheoryCache) -> Kept:
+def kept_of(suite: Suite, alphas: Sequence[float] | None, answers: Answers) -> Kept:
     """How much of a suite's theory is stored."""
-    return cache.kept((plan.problem, _ratios(plan, alphas)) for plan in suite.chosen_plans)
+    return answers.kept((plan.problem, _ratios(plan, alphas)) for plan in suite.chosen_plans)
 
 
 def _ratios(plan: ProblemPlan, alphas: Sequence[float] | None) -> Sequence[float]:
     return alphas if alphas is not None else plan.alphas
 
 
-def _watched(cache: TheoryCache, plan: ProblemPlan, what: str, on_stage: OnStage) -> TheoryCache:
-    """The theory cache, which reports to ``on_stage`` what it solves next."""
-    cache.watch = lambda _, progress: on_stage(Stage(plan.label, what, progress))
-    return cache
-
-
 def add_own_theory(
-    suite: Suite,
-    documents: Sequence[JsonObject],
-    cache: TheoryCache,
-    alphas: Sequence[float] | None = None,
-    on_stage: OnStage = lambda stage: None,
+    suite: Suite, documents: Sequence[JsonObject], answers: Answers, alphas: Sequence[float] | None = None
 ) -> None:
     """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
 
@@ -186,34 +137,37 @@ def add_own_theory(
 
     Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on
     sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample ratio of all of them.
+    ``answers`` are those to ``algorithm_questions``.
     """
     problems = suite.problems
     by_problem = grouped(_cells_asked_for(suite, alphas), lambda cell: cell.problem_label)
-    cache.watch = lambda problem, progress: None  # its own stages are over
     for document in documents:
         label = document["problem"]["label"]
-        found: dict[str, JsonObject] = {}
+        entries: dict[str, JsonObject] = {}
         cells = [] if {"unsolved", "no_theory"} & document.keys() else by_problem.get(label, [])
-        for k, cell in enumerate(cells):
-            stage = Stage(label, "the algorithms themselves", Progress(k, len(cells)), cell.algorithm_label)
-            on_stage(stage)
-            entry = _own_entry(problems[label], cell, cache)
-            found.setdefault(repr({**entry, "dimension": None}), entry)
-            on_stage(stage._replace(progress=Progress(k + 1, len(cells))))
-        document["algorithms"] = list(found.values())
+        for cell in cells:
+            entry = _own_entry(problems[label], cell, answers)
+            entries.setdefault(repr({**entry, "dimension": None}), entry)
+        document["algorithms"] = list(entries.values())
 
 
-def _own_entry(problem: Problem, cell: Cell, cache: TheoryCache) -> JsonObject:
-    fresh = draws_fresh(cell.algorithm)
-    ratio = planned_ratio(problem, cell) if fresh else cell.alpha
-    found = own_point(cache, problem, cell, ratio)
+def _ratio_of(problem: Problem, cell: Cell) -> float:
+    """Sample ratio of a prediction: of all fresh samples, or as asked for."""
+    return planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
+
+
+def _own_entry(problem: Problem, cell: Cell, answers: Answers) -> JsonObject:
+    ratio = _ratio_of(problem, cell)
+    prediction = own_point(answers, problem, cell, ratio)
     entry: JsonObject = {
         "algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension,
-        "dimension_letter": letter(problem.model), "component_word": component_word(problem), "fresh": fresh,
+        "dimension_letter": letter(problem.model), "component_word": component_word(problem),
+        "fresh": draws_fresh(cell.algorithm),
     }  # fmt: skip
-    if isinstance(found, str):
-        return entry | {"no_theory": found}
-    return entry | {"point": found, "overlap": theory_of(find_metric("overlap"), problem, found, problem.components)[0]}
+    if isinstance(prediction, str):
+        return entry | {"no_theory": prediction}
+    overlap = theory_of(find_metric("overlap"), problem, prediction, problem.components)[0]
+    return entry | {"point": prediction, "overlap": overlap}
 
 
 def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
@@ -223,54 +177,3 @@ def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]
         return cells
     moved = [replace(cell, alpha=alpha) for cell in cells for alpha in alphas]
     return list({cell.key: cell for cell in moved}.values())
-
-
-LARGEST_Z = 4.0
-"""Distance in standard errors that chance is allowed; doubled, errors twice as large pass."""
-
-
-def add_verification(
-    suite: Suite, documents: Sequence[JsonObject], resolve: float = RESOLVE, on_stage: OnStage = lambda stage: None
-) -> None:
-    """Draw at every point of the documents of ``theory_document``; each gets a list ``verification``.
-
-    Its entries name ``alpha``, ``branch``, ``quantity``, ``component`` (from 1, or None), ``printed`` with its ``error``,
-    ``drawn`` with its ``standard_error``, ``z`` and ``excludes``, the relative deviation that would have been seen (None where
-    too few draws carry the mean), and ``draws``, as many as show an error that is off by ``resolve``, unless ``stopped``.
-    ``on_stage`` is called with how far it is.
-    """
-    for plan, document in zip(suite.chosen_plans, documents):
-        points = document["points"]
-        document["verification"] = []
-        for k, point in enumerate(points):
-            stage, drawn = Stage(plan.label, "plain draws", Progress(k, len(points))), [0]
-            on_stage(stage)
-
-            def count(more: int, stage: Stage = stage, drawn: list[int] = drawn) -> None:
-                drawn[0] += more
-                on_stage(stage._replace(note=f"{drawn[0]} at this point"))
-
-            place = {"alpha": point["alpha"], "branch": point["branch"]}
-            checks = verify_point(plan.problem, point, resolve, clock=time.perf_counter, on_draws=count)
-            document["verification"] += [{**place, **check.document()} for check in checks]
-            on_stage(stage._replace(progress=Progress(k + 1, len(points))))
-        document["verification"] += _assumptions_by_draws(suite, plan, document)
-
-
-def _assumptions_by_draws(suite: Suite, plan: ProblemPlan, document: JsonObject) -> list[JsonObject]:
-    """Checks of algorithms with wrong assumptions; ``branch`` is the label of the algorithm."""
-    specs, rows = {table["label"]: table["spec"] for table in suite.algorithms}, []
-    for entry in document.get("algorithms", ()):
-        algorithm = build_algorithm(specs[entry["algorithm"]], plan.problem)
-        if "point" not in entry or not (isinstance(algorithm, Assuming) and algorithm.assumed(plan.problem).is_assumed):
-            continue
-        found = own_theory(algorithm, plan.problem, entry["alpha"], Conditions(start=suite.run.start))
-        if not isinstance(found, str) and found.draws is not None:
-            place = {"alpha": entry["alpha"], "branch": entry["algorithm"]}
-            rows += [{**place, **check.document()} for check in found.draws()]
-    return rows
-
-
-def holds(documents: Sequence[JsonObject]) -> bool:
-    """Whether every printed number is within ``LARGEST_Z`` standard errors of its Monte Carlo value."""
-    return all(abs(row["z"] or 0.0) <= LARGEST_Z for document in documents for row in document["verification"])

@@ -17,14 +17,15 @@ from smimbench.backend.roofline import ceilings
 from smimbench.files import JsonObject, canonical_json, remove_leftovers
 from smimbench.problem.problem import CODE, ProblemError
 from smimbench.registry.registry import KINDS, get_registry
+from smimbench.run.answers import TheoryError
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnLook
 from smimbench.run.processes import Claims, OnWait, in_processes
 from smimbench.run.store import Store, asked, settings_folder, theory_folder
-from smimbench.run.theory_cache import TheoryCache
-from smimbench.run.theory_guard import TheoryError, is_third_party
+from smimbench.run.theory_process import is_third_party
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import Cell, Suite, agree
 
@@ -105,10 +106,11 @@ class Campaign:
         problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
         if not all(is_third_party(*problem.spec.values()) for problem in problems):
             return
-        cache, complaints = TheoryCache(theory_folder(self.store), isolated=True, deadline=self.limits.end), []
+        solver = TheorySolver(theory_folder(self.store), isolated=True, deadline=self.limits.end)
+        complaints = []
         for problem in problems:
             try:
-                cache.begin(problem)
+                solver.begin(problem)
                 return
             except ProblemError as error:
                 if error.key == "theory":  # its process ended: rows say so, the runs may be good

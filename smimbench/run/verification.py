@@ -19,14 +19,14 @@ from smimbench.backend.device import BackendError, get_backend
 from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.problem.problem import Problem
+from smimbench.run.answers import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
 from smimbench.run.campaign import shared_document
 from smimbench.run.executor import Limits
 from smimbench.run.loop import Status
 from smimbench.run.processes import in_processes
 from smimbench.run.record import check_answer, document_text, plain, read_answer, sealed, text_of
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import THEORY_VERSION, TheoryCache, answer_name, node_answer, nodes_name
-from smimbench.run.theory_guard import THEORY_ERRORS
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.run.tuning import choice_file, choice_of, read_choice, searches, tuning_store
 from smimbench.suite.cells import Cell, Suite
 from smimbench.theory.information import nodes_of
@@ -195,8 +195,8 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
     int
         How many nodes were not evaluated for them.
     """
-    fresh, bare = TheoryCache(isolated=True), TheoryCache(isolated=True)
-    bare.predicts = False  # some answers have no errors of prediction
+    fresh = TheorySolver(isolated=True)
+    bare = TheorySolver(isolated=True, predictions=False)  # some answers have no errors of prediction
     alphas = sorted({float(one.document["alpha"]) for one in stored if one.kind == "point"})
 
     def own(document: JsonObject) -> Any:

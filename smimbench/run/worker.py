@@ -43,9 +43,9 @@ def main() -> None:
 
     work: Callable[..., Any]
     if "folder" in setup:
-        from smimbench.run.theory_cache import Solver
+        from smimbench.run.theory_worker import TheoryWorker
 
-        work = Solver(setup["folder"], tell).answer
+        work = TheoryWorker(setup["folder"], tell).answer
     else:
         from smimbench.run.cell import run_cell
 

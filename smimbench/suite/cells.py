@@ -173,6 +173,12 @@ class Suite:
         )
 
     @property
+    def needs_prediction_errors(self) -> bool:
+        """Whether a metric or a published value needs errors of prediction."""
+        published = {reference.metric for reference in self.run.reference} - {"mse", "overlap"}
+        return bool(published) or any("generalization" in name for name in self.run.metrics)
+
+    @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
         """Problems selected by ``--only problem=...``."""
         return tuple(plan for plan in self.plans if selects(self.only, problem=plan.label))

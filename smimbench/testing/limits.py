@@ -15,7 +15,7 @@ from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.problem.problem import Problem
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.run.loop import Status, run_algorithm
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.schema import RunOptions
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import CheckFailed, CheckSkipped, expect_value, published
@@ -43,7 +43,7 @@ def _problems(context: CheckContext) -> Iterator[tuple[Problem, Conditions]]:
         taken = [p for p in context.problems(model) if not context.item.refuses(p) and model.rank in PLACES]
         for problem in sorted(taken, key=lambda p: p.channel.name != PLACES[model.rank][0])[:1]:
             _, alpha, sizes = PLACES[model.rank]
-            points = tuple(TheoryCache(None).points(problem, [alpha])[0])
+            points = tuple(TheorySolver().points(problem, [alpha])[0])
             conditions = Conditions(dimension=max(sizes), points=points)
             asked = own_document(context.item, problem, alpha, conditions)
             if not isinstance(asked, str):

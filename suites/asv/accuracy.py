@@ -3,7 +3,7 @@
 import numpy as np
 
 from smimbench.backend.arrays import to_host
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 
 from .cases import SEEDS, STEPS, Case, problems
 
@@ -38,7 +38,7 @@ class Accuracy:
                     continue
                 n = case.problem.model.sample_count(case.alpha, case.dimension)
                 ratio = case.problem.model.sample_ratio(n, case.dimension)
-                point = TheoryCache().points(case.problem, [ratio])[0][0]
+                point = TheorySolver().points(case.problem, [ratio])[0][0]
                 errors = _errors(case)[:, 0]
             except Exception:  # the track is blank for what this commit cannot do
                 continue

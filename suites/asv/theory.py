@@ -3,7 +3,7 @@
 import numpy as np
 
 from smimbench.problem.problem import Problem
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 
 from .cases import Case, Timed, problems
 
@@ -35,8 +35,8 @@ class StateEvolution(Timed):
 
     def time_point(self, problem):
         """One sample ratio."""
-        TheoryCache().points(self._fresh(), [self.case.alpha])
+        TheorySolver().points(self._fresh(), [self.case.alpha])
 
     def time_curve_of_32_points(self, problem):
         """The curve from a quarter to twice that sample ratio."""
-        TheoryCache().points(self._fresh(), list(self.case.alpha * np.linspace(0.25, 2.0, POINTS)))
+        TheorySolver().points(self._fresh(), list(self.case.alpha * np.linspace(0.25, 2.0, POINTS)))

@@ -14,9 +14,10 @@ from smimbench.problem import Problem, ProblemError
 from smimbench.problem.assumed import Assuming, assumed_problem
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.rows import own_point
-from smimbench.report.theory_document import add_own_theory, add_verification, holds, theory_document
+from smimbench.report.theory_document import add_own_theory, theory_document
+from smimbench.run.plain_draws import add_verification, holds
 from smimbench.run.cell import run_cell
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
 from smimbench.theory import competing, own_theory
@@ -256,7 +257,7 @@ def test_lists_of_an_assumption_are_an_axis():
 def test_the_version_of_an_assumed_item_is_part_of_cells_and_of_their_theory(monkeypatch, tmp_path):
     """The data are of another channel, so that the version of ``linear`` is in no key but through the assumption."""
     suite = parse_suite(Path("wrong.toml"), SUITE, only=["problem=probit", "algorithm=other labels"])
-    (before,), cache = suite.cells(), TheoryCache(tmp_path)
+    (before,), cache = suite.cells(), TheorySolver(tmp_path)
     own_point(cache, before.rebuild()[0], before, before.alpha)
     assert len(set(tmp_path.glob("own-*.json"))) == 1
     assert before.algorithm["assumed"]["channel"] == {"name": "linear", "noise": 2.0, "components": 1, "version": 1}
@@ -294,7 +295,7 @@ def test_mistakes_are_named(old, new, message):
 
 def test_verify_draws_at_points_of_wrong_assumptions():
     suite = parse_suite(Path("wrong.toml"), SUITE, only=["problem=linear", "algorithm=wrong"])
-    documents, cache = theory_document(suite, thresholds=False), TheoryCache()
+    documents = theory_document(suite, cache := TheorySolver(), thresholds=False)
     add_own_theory(suite, documents, cache)
     points = documents[0]["algorithms"]
     optimum = documents[0]["points"][0]["mse"]

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from smimbench.cli import progress
 from smimbench.run.executor import Task, Underway
-from smimbench.run.theory_cache import TheoryCache
-from smimbench.run.theory_guard import Progress
+from smimbench.run.theory_process import Progress
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, call, write_suite
 from tests.report.rows import row
@@ -95,13 +94,13 @@ def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cell
 
 
 def test_a_terminal_shows_which_curve_of_how_many_is_solved_before_anything_is_known(tmp_path, monkeypatch):
-    terminal, cache = Terminal(), TheoryCache()
+    terminal = Terminal()
     monkeypatch.setattr(progress, "make_console", terminal.console)
     suite = load_suite(write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.1, 0.2, 0.3]")))
-    with progress.theory_progress(suite, cache, silent=False):
+    with progress.TheoryProgress(suite, tmp_path, silent=False) as shown:
         assert "curve 1 of 3" in terminal.text
         assert "curve 2 of 3" not in terminal.text
-        cache.watch(suite.plans[1].problem, Progress(2, 7, nodes=31))
+        shown.on_progress(suite.plans[1].problem, Progress(2, 7, nodes=31))
         time.sleep(0.3)  # until the next picture
     assert "curve 2 of 3" in terminal.text
     assert "2 / 7, 31 nodes" in terminal.text

@@ -8,7 +8,7 @@ import pytest
 
 from smimbench.cli import progress
 from smimbench.cli.main import main
-from smimbench.run import theory_cache as cache
+from smimbench.run import theory_solver as cache
 from smimbench.theory import information
 from tests.helpers import CHANNEL, SUITE, write_suite
 

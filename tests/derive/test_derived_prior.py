@@ -409,7 +409,7 @@ def test_refusals(prior, model, message):
 @pytest.mark.slow
 def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory(recwarn):
     """Density of N(0, 9): Q = v^2 Qhat / (1 + v Qhat), the best linear estimate being the best."""
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.theory_solver import TheorySolver
     from tests.stretched import stretched
 
     with stretched("softmax") as problem:
@@ -417,6 +417,6 @@ def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory
             found = problem.prior.overlap(np.array([[qhat]]))
             assert float(found.Q[0, 0]) == pytest.approx(81 * qhat / (1 + 9 * qhat), rel=1e-4)
             assert float(found.V[0, 0]) == pytest.approx(9 / (1 + 9 * qhat), rel=1e-5)
-        points = TheoryCache().points(problem, [0.3, 1.0, 3.0])
+        points = TheorySolver().points(problem, [0.3, 1.0, 3.0])
         assert all(0 <= branches[0]["mse"] <= 9 for branches in points)
     assert not [str(w.message) for w in recwarn if issubclass(w.category, RuntimeWarning)]

@@ -44,7 +44,7 @@ from smimbench.run.campaign import plan_campaign  # noqa: E402
 from smimbench.run.external import read_estimate  # noqa: E402
 from smimbench.run.record import sealed  # noqa: E402
 from smimbench.run.store import Store, theory_folder  # noqa: E402
-from smimbench.run.theory_cache import TheoryCache  # noqa: E402
+from smimbench.run.theory_solver import TheorySolver  # noqa: E402
 from smimbench.suite import SuiteError  # noqa: E402
 from smimbench.suite.reader import parse_suite  # noqa: E402
 from tests.helpers import ATTENTION, SUITE  # noqa: E402
@@ -250,12 +250,12 @@ def read_npz(file: Path) -> None:
         read_estimate(file, (1, 30))
 
 
-def read_store(folder: Path, cache: TheoryCache | None = None) -> None:
+def read_store(folder: Path, cache: TheorySolver | None = None) -> None:
     """Everything that readers do with records: load, trajectories, rows, tables that harm nobody who opens them."""
     store = Store(folder)
     for record in store.load().values():
         store.trajectory(record)
-    cache = cache or TheoryCache(theory_folder(store))
+    cache = cache or TheorySolver(theory_folder(store))
     suite = _parsed(folder.parent.parent / f"{folder.name}.toml")
     rows = Results(suite, store, ("numpy",), cache).rows
     tame(as_markdown(rows))
@@ -385,7 +385,7 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
                 note(f"kept files by bytes ({file.suffix[1:]})", watched(read_store, store), (file.name, data))
                 if file.name == "run.json":
                     note("run.json by bytes", watched(run_line, ["show", str(store)]), data)
-    cache = TheoryCache(folder / "results" / "theory")
+    cache = TheorySolver(folder / "results" / "theory")
     for _ in range(cases // 4):
         file = dice.choice([path for store in stores for path in store.glob("*.json") if path.name != "run.json"])
         document = json.loads(file.read_bytes())

@@ -243,7 +243,7 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     from smimbench import load_suite
     from smimbench.report.figures import metric_chart
     from smimbench.report.packed import read_packed
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.theory_solver import TheorySolver
 
     document, shared, _ = read_packed(PACKED / f"{name}.json")
     suite = load_suite(name, (*shared["overrides"], *LIGHTER.get(name, ())))
@@ -255,7 +255,7 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
             for row in rows
             if any(math.isclose(row["alpha"], a, rel_tol=0.02) for a in near.get(row["problem"], ()))
         ]
-    drawn = metric_chart(suite, rows, TheoryCache(results / "theory"), suite.run.metrics[0])
+    drawn = metric_chart(suite, rows, TheorySolver(results / "theory"), suite.run.metrics[0])
     assert drawn is not None
     return drawn_of(drawn.rows)
 

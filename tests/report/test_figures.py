@@ -22,14 +22,14 @@ from smimbench.report.learning_curves import seconds_chart
 from smimbench.report.results import Results
 from smimbench.report.style import COLORS, KNOWN, floor_of, looks, new_figure, save_figure
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, call, write_suite
 from tests.report.rows import row
 
 TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
 
-THEORY = TheoryCache()
+THEORY = TheorySolver()
 """What one test has solved, another does not solve again."""
 
 
@@ -45,7 +45,7 @@ def results(tmp_path_factory):
     path = write_suite(folder, TEXT)
     smimbench.run(path, results=folder / "results")
     found = Results(load_suite(path), Store(folder / "results" / "small"), cache=THEORY)
-    suite, rows, cache = found.suite, found.rows, found.cache
+    suite, rows, cache = found.suite, found.rows, found.answers
     made, savefig = [], Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", lambda self, *a, **k: (made.append(self), savefig(self, *a, **k)))
@@ -243,7 +243,7 @@ def test_a_followed_curve_is_drawn_densely(tmp_path):
     """Between two sample ratios the line is the curve that thresholds have followed, not a straight one."""
     text = SUITE.replace('"linear", noise = 0.2', '"linear", components = 2, noise = 0.2')
     suite = load_suite(write_suite(tmp_path, text))
-    cache = TheoryCache()
+    cache = TheorySolver()
     for metric, dense in (("overlap", True), ("generalization_error_bayes", False)):
         found = metric_chart(suite, [], cache, metric).rows
         lines = {}
@@ -309,7 +309,7 @@ def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
     plans = load_suite(suite).plans
     assert varied(plans) == ("prior.rho", [0.2, 0.5, 1.0])
     assert varied(plans[:2]) is None
-    assert len(theory_charts(load_suite(suite), TheoryCache(tmp_path / "r" / "theory"))) == 3
+    assert len(theory_charts(load_suite(suite), TheorySolver(tmp_path / "r" / "theory"))) == 3
 
 
 def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
@@ -366,7 +366,7 @@ def test_bars_of_theory_have_their_errors():
     assert segment[:, 1] == pytest.approx([0.7, 0.9])
 
 
-class Theory(TheoryCache):
+class Theory(TheorySolver):
     """Two branches between 1 and 1.5, as of phase retrieval: from an uninformed start the error falls later."""
 
     FOUND: ClassVar = {

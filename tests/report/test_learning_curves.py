@@ -13,7 +13,7 @@ from smimbench.report.charts import save
 from smimbench.report.learning_curves import PANELS, chosen_panels, learning_charts
 from smimbench.report.results import Results
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, LINE, suite_text, write_suite
 
@@ -49,7 +49,7 @@ def draw(tmp_path, text):
     smimbench.run(path, results=tmp_path / "results")
     suite = load_suite(path)
     store = Store(tmp_path / "results" / "small")
-    results = Results(suite, store, cache=TheoryCache())
+    results = Results(suite, store, answers=TheorySolver())
     paths = [path for chart in learning_charts(results) for path in save(chart, tmp_path / "figures")]
     return suite, store, results.pairs, paths
 
@@ -90,7 +90,7 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_
 
 def problem_error(problem, n):
     """Where it is 0, the line runs along the end of the axis."""
-    return pytest.approx(max(TheoryCache().points(problem, [n / D**2])[0][0]["mse"], 1e-4), rel=1e-9)
+    return pytest.approx(max(TheorySolver().points(problem, [n / D**2])[0][0]["mse"], 1e-4), rel=1e-9)
 
 
 def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn, monkeypatch):

@@ -11,7 +11,7 @@ from smimbench.problem.problem import Problem
 from smimbench.report.results import Results
 from smimbench.report.statistics import near_threshold
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import write_suite
 
@@ -62,7 +62,7 @@ max_iterations = 5
 
 
 def test_the_rows_of_a_suite_say_it(tmp_path):
-    cache = TheoryCache()
+    cache = TheorySolver()
     found = cache.thresholds(Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"))
     weak = found["sequential"][0]["value"]
     path = write_suite(tmp_path, SUITE.replace("ALPHA", f"{1.05 * weak:.3g}"))

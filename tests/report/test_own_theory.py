@@ -19,7 +19,7 @@ from smimbench.report.rows import _at
 from smimbench.report.theory_document import add_own_theory, theory_document
 from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.predictions import point_document, solve
 from tests.helpers import LINE, call, suite_text, write_suite
 from tests.report.rows import printed
@@ -98,7 +98,7 @@ def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(tmp_path, ca
     table = call(capsys, "show", *where, "--json")[1]
     shutil.move(out / "theory", tmp_path / "theory")
     with monkeypatch.context() as patch:
-        patch.setattr(TheoryCache, "solve", lambda *_: pytest.fail("solved while tables are made"))
+        patch.setattr(TheorySolver, "solve", lambda *_: pytest.fail("solved while tables are made"))
         code, text, err = call(capsys, "show", *where, "--json")
         assert code == 0
         words = shlex.split(
@@ -111,7 +111,7 @@ def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(tmp_path, ca
             assert row["warnings"] == known["warnings"]
         assert call(capsys, "report", *where, "--output", tmp_path / "page.html")[0] == 0
     assert call(capsys, *words, "--quiet", "--json")[0] == 0
-    monkeypatch.setattr(TheoryCache, "solve", lambda *_: pytest.fail("solved while tables and figures are made"))
+    monkeypatch.setattr(TheorySolver, "solve", lambda *_: pytest.fail("solved while tables and figures are made"))
     assert call(capsys, "show", *where, "--json")[1:] == (table, "")
     assert call(capsys, "report", *where, "--output", tmp_path / "page.html")[2] == ""
 
@@ -123,7 +123,7 @@ def test_training_loss_stands_beside_its_theory(results):
 
 def test_theory_says_it_too(results):
     suite = results[0]
-    (document,) = theory_document(suite, None, cache := TheoryCache(), thresholds=False)
+    (document,) = theory_document(suite, cache := TheorySolver(), thresholds=False)
     add_own_theory(suite, [document], cache)
     found = {entry["algorithm"]: entry for entry in document["algorithms"]}
     assert found["erm"]["point"]["penalty"] == 1.0
@@ -137,7 +137,7 @@ def test_theory_says_it_too(results):
 def test_overlap_of_theory_is_the_metric_of_runs(results):
     """A squared cosine, not the product with the signal, which grows with the length of the estimate."""
     suite, rows, _, _ = results
-    (document,) = theory_document(suite, None, cache := TheoryCache(), thresholds=False)
+    (document,) = theory_document(suite, cache := TheorySolver(), thresholds=False)
     add_own_theory(suite, [document], cache)
     text = printed(own_theory_tables([document]))
     for row in rows:
@@ -161,10 +161,10 @@ def test_overlap_of_the_bayes_table_is_the_metric_too():
 
 
 def test_theory_of_algorithms_is_of_the_sample_ratios_asked_for(results, monkeypatch):
-    suite, cache, asked = results[0], TheoryCache(), []
+    suite, cache, asked = results[0], TheorySolver(), []
     points = cache.points
     monkeypatch.setattr(cache, "points", lambda problem, alphas: asked.extend(alphas) or points(problem, alphas))
-    (document,) = theory_document(suite, [0.8], cache, thresholds=False)
+    (document,) = theory_document(suite, cache, [0.8], thresholds=False)
     add_own_theory(suite, [document], cache, [0.8])
     found = {entry["algorithm"]: entry for entry in document["algorithms"]}
     assert set(found) == {entry["label"] for entry in suite.algorithms}
@@ -179,7 +179,7 @@ def test_theory_of_algorithms_is_one_for_all_sizes_that_round_the_samples_differ
     text = suite_text(LINE, [0.31], 17, 6, *ALGORITHMS[:2]).replace("[17]", "[17, 29, 60]")
     file.write_text('[suite]\ntitle = "own"\n' + text)
     suite = smimbench.load_suite(file)
-    (document,) = theory_document(suite, None, cache := TheoryCache(), thresholds=False)
+    (document,) = theory_document(suite, cache := TheorySolver(), thresholds=False)
     add_own_theory(suite, [document], cache)
     assert [(entry["algorithm"], entry["alpha"]) for entry in document["algorithms"]] == [("gamp", 0.31), ("erm", 0.31)]
 
@@ -187,7 +187,7 @@ def test_theory_of_algorithms_is_one_for_all_sizes_that_round_the_samples_differ
 def test_trajectories_are_drawn(results):
     pytest.importorskip("matplotlib")
     suite, _, store, folder = results
-    results = Results(suite, store, cache=TheoryCache())
+    results = Results(suite, store, answers=TheorySolver())
     charts = learning_charts(results)
     assert [chart.name for chart in charts] == ["learning-mse", "learning-overlap"]
     for chart in charts:
@@ -210,7 +210,7 @@ def test_own_theory_of_one_sample_ratio_can_be_seen(results):
     """A dashed line through one point has no length: a mark stands for it."""
     pytest.importorskip("matplotlib")
     suite, rows, *_ = results
-    (panel, *_) = metric_chart(suite, rows, TheoryCache(), "mse").panels
+    (panel, *_) = metric_chart(suite, rows, TheorySolver(), "mse").panels
     (series,) = [one for one in panel.series if one.name == "erm, predicted"]
     (row,) = [row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"]
     assert (series.kind, series.style["marker"]) == ("marks", "_")

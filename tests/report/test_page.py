@@ -192,14 +192,14 @@ def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
     from smimbench import load_suite
     from smimbench.report.charts import draw
     from smimbench.report.figures import metric_chart
-    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.run.theory_solver import TheorySolver
     from tests.report.rows import row
 
     suite = load_suite(write_suite(tmp_path))
     about = {"problem": "line", "n": 2, "own_theory": None, "identity": {"algorithm": {"name": "adam"}}}
     names = [f"a{i}" for i in range(9)]
     near = [row(**about, algorithm=name, alpha=0.5) for name in names]
-    (axis,) = draw(metric_chart(suite, near, TheoryCache(), "mse")).axes
+    (axis,) = draw(metric_chart(suite, near, TheorySolver(), "mse")).axes
     assert axis.get_xscale() == "linear"
-    (axis,) = draw(metric_chart(suite, [*near, row(**about, algorithm="far", alpha=60.0)], TheoryCache(), "mse")).axes
+    (axis,) = draw(metric_chart(suite, [*near, row(**about, algorithm="far", alpha=60.0)], TheorySolver(), "mse")).axes
     assert axis.get_xscale() == "log"

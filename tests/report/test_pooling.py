@@ -14,7 +14,7 @@ from smimbench.report.comparison import compare_rows, exceeds
 from smimbench.report.labels import component_word, distinguish
 from smimbench.report.results import Results
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, call, write_suite
 from tests.report.rows import row
@@ -47,7 +47,7 @@ def stored(folder, suite, mse):
 
 
 def rows_of(suite, store):
-    return [r for r in Results(suite, store, cache=TheoryCache()).rows if r["metric"] == "mse"]
+    return [r for r in Results(suite, store, answers=TheorySolver()).rows if r["metric"] == "mse"]
 
 
 def test_two_problems_of_one_label_are_two_rows_each_with_its_theory(tmp_path):

@@ -14,7 +14,7 @@ from smimbench.report.results import Results
 from smimbench.report.tables import summary_tables
 from smimbench.report.verdict import summary
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, write_suite
 from tests.report.rows import printed, row
@@ -80,7 +80,7 @@ def test_shares_end_at_what_was_reached():
 def test_hits_are_those_of_the_trajectories(tmp_path):
     path = write_suite(tmp_path, SUITE)
     smimbench.run(path, results=tmp_path / "r")
-    results = Results(load_suite(path), Store(tmp_path / "r" / "small"), cache=TheoryCache())
+    results = Results(load_suite(path), Store(tmp_path / "r" / "small"), answers=TheorySolver())
     store, pairs = results.store, results.pairs
     found = hits(results)
     assert len(found) == len(pairs) * 3
@@ -106,6 +106,6 @@ def test_what_draws_samples_of_its_own_has_no_targets(tmp_path):
     online = '[[algorithms]]\nname = "sgd"\nlabel = "fresh"\nonline = true\nbatch = 10\nsteps = 30\n'
     path = write_suite(tmp_path, SUITE + online)
     smimbench.run(path, results=tmp_path / "r")
-    results = Results(load_suite(path), Store(tmp_path / "r" / "small"), cache=TheoryCache())
+    results = Results(load_suite(path), Store(tmp_path / "r" / "small"), answers=TheorySolver())
     assert "fresh" in {cell.algorithm_label for cell, _ in results.pairs}
     assert "fresh" not in {entry["algorithm"] for entry in hits(results)}

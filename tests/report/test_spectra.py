@@ -13,7 +13,7 @@ from smimbench.report.charts import save
 from smimbench.report.learning_curves import spectrum_chart
 from smimbench.report.results import Results
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, suite_text, write_suite
 
@@ -29,7 +29,7 @@ def draw(tmp_path, text):
     path = write_suite(tmp_path, text)
     smimbench.run(path, results=tmp_path / "results")
     suite, store = load_suite(path), Store(tmp_path / "results" / "small")
-    return save(spectrum_chart(Results(suite, store, cache=TheoryCache())), tmp_path / "figures")
+    return save(spectrum_chart(Results(suite, store, answers=TheorySolver())), tmp_path / "figures")
 
 
 def test_bars_and_line_say_the_same(tmp_path, monkeypatch):

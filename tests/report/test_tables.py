@@ -16,7 +16,7 @@ from smimbench.report.tables import error_tables, runtime_tables, status_line
 from smimbench.report.text_files import as_markdown
 from smimbench.report.theory_tables import theory_tables
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, write_suite
 from tests.report.rows import printed, row
@@ -207,7 +207,7 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
                                "samples": [None, 90, 180], "mse": [[1.0], [0.0], [0.0]], "overlap": [[0.5], [1.5], [1.5]]},
             }  # fmt: skip
             store.write({**record, **{k: {**record[k], **v} if isinstance(v, dict) else v for k, v in change.items()}})
-        found = Results(suite, store, cache=TheoryCache()).rows
+        found = Results(suite, store, answers=TheorySolver()).rows
         rows[name] = found[0]["time_to_theory"]["0.05"]
     assert rows["plain"] == {"seconds": 0.25, "iterations": 1.0, "fraction": 1.0}
     assert rows["restarted"] == {"seconds": 5.25, "iterations": 1.0, "fraction": 1.0}
@@ -222,7 +222,7 @@ def test_an_online_row_stands_at_the_samples_that_it_used(tmp_path):
     ]
     assert [row["alpha"] for row in rows] == pytest.approx([300 / 900, 300 / 900])  # 90 and 270 were asked for
     problem = load_suite(path).plans[0].problem
-    assert rows[0]["bayes"] == pytest.approx(TheoryCache().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9)
+    assert rows[0]["bayes"] == pytest.approx(TheorySolver().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])

@@ -11,7 +11,7 @@ import pytest
 
 import smimbench
 from smimbench import load_suite
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import ATTENTION, SUITE, call, write_suite
 
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")
@@ -76,7 +76,7 @@ def test_an_estimate_of_two_components_has_a_row_for_each(tmp_path, capsys, monk
     # The theory of two layers takes minutes, and is not what is asked here.
     point = {"alpha": 0.5, "mse": [0.4, 0.6], "mse_error": [0.0, 0.0], "overlap": [[0.6, 0.0], [0.0, 0.4]]}
     point |= {"squared_cosine": [0.6, 0.4], "squared_cosine_error": [0.0, 0.0]}
-    monkeypatch.setattr(TheoryCache, "points", lambda *_: [[point]])
+    monkeypatch.setattr(TheorySolver, "points", lambda *_: [[point]])
     text = SUITE.replace('{ name = "linear", noise = 0.2 }', '{ name = "softmax", layers = 2 }')
     path = write_suite(tmp_path, text)
     np.savez(tmp_path / "found.npz", estimate=np.zeros((2, 30)))
@@ -200,11 +200,11 @@ def test_data_on_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, capsys, mo
 def test_a_theory_file_copied_over_another_is_not_believed(tmp_path):
     suite = load_suite(write_suite(tmp_path, SUITE))
     problem = suite.plans[0].problem
-    right = TheoryCache().points(problem, [0.5, 1.0])
-    TheoryCache(tmp_path / "theory").points(problem, [0.5, 1.0])
+    right = TheorySolver().points(problem, [0.5, 1.0])
+    TheorySolver(tmp_path / "theory").points(problem, [0.5, 1.0])
     first, second = sorted((tmp_path / "theory").glob("point-*.json"))
     first.write_bytes(second.read_bytes())
-    assert TheoryCache(tmp_path / "theory").points(problem, [0.5, 1.0]) == right
+    assert TheorySolver(tmp_path / "theory").points(problem, [0.5, 1.0]) == right
 
 
 def test_many_estimates_are_one_row_for_each_sample_ratio(tmp_path, capsys):

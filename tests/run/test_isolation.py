@@ -13,7 +13,7 @@ from smimbench.run.campaign import run_cells
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import NO_LIMITS, Limits
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import LINE, call, sequence, suite_text, write_suite
 from tests.run.test_campaign import numbers
@@ -228,7 +228,7 @@ def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2])  # the second is less than the process takes to start
 def test_after_the_deadline_no_theory_is_solved(seconds):
-    cache = TheoryCache(isolated=True, deadline=time.monotonic() + seconds)
+    cache = TheorySolver(isolated=True, deadline=time.monotonic() + seconds)
     with pytest.raises(Exception, match="the budget is spent"):
         cache.points(sequence("linear"), [0.5])
     assert cache.is_late

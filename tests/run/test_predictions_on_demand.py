@@ -1,24 +1,23 @@
 """Errors of prediction are solved where something asks for them, and added to stored points that lack them."""
 
 from smimbench.problem.problem import Problem
-from smimbench.run.theory_cache import Solver, TheoryCache
+from smimbench.run.answers import Answers
+from smimbench.run.theory_solver import TheorySolver
+from smimbench.run.theory_worker import TheoryWorker
 from tests.helpers import call
 
 
 def test_stored_points_without_errors_of_prediction_get_them_when_asked(tmp_path):
     problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax"}, {"name": "gaussian"})
-    whole = TheoryCache().points(problem, [0.3, 0.4])
-    plain = TheoryCache(tmp_path)
-    plain.predicts = False
+    whole = TheorySolver().points(problem, [0.3, 0.4])
+    plain = TheorySolver(tmp_path, predictions=False)
     for (bare,), (full,) in zip(plain.points(problem, [0.3, 0.4]), whole):
         assert "generalization_error" not in bare
         assert bare == {key: value for key, value in full.items() if not key.startswith("generalization")}
-    reading = TheoryCache(tmp_path)
-    reading.solves = False
+    reading = Answers(tmp_path)
     assert reading.points(problem, [0.3]) == plain.points(problem, [0.3])
-    assert TheoryCache(tmp_path).points(problem, [0.3, 0.4]) == whole
-    plain = TheoryCache(tmp_path)
-    plain.predicts = False
+    assert TheorySolver(tmp_path).points(problem, [0.3, 0.4]) == whole
+    plain = TheorySolver(tmp_path, predictions=False)
     assert plain.points(problem, [0.3, 0.4]) == whole
 
 
@@ -34,10 +33,9 @@ def test_the_command_solves_them_when_asked(capsys, tmp_path):
 def test_runs_and_other_processes_solve_them_when_asked(capsys, tmp_path):
     problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax"}, {"name": "gaussian"})
     for name, predicts in (("bare", False), ("full", True)):
-        solver = Solver(str(tmp_path / name), lambda **event: None)
+        solver = TheoryWorker(str(tmp_path / name), lambda **event: None)
         solver.answer("whole", problem.spec, predicts, [0.3], False)
-        reading = TheoryCache(tmp_path / name)
-        reading.solves = False
+        reading = Answers(tmp_path / name)
         ((point,),) = reading.points(problem, [0.3])
         assert ("generalization_error" in point) == predicts
     words = ("run", "quickstart", "--only", "problem=linear", "--only", "alpha=0.2", "--only", "algorithm=gamp")

@@ -34,11 +34,11 @@ def results(ran, tmp_path):
 @pytest.fixture(scope="module")
 def flips():
     """The job that changes digits, see tools/checks."""
-    from smimbench.run import theory_cache
+    from smimbench.run import theory_solver
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "tools" / "checks"))
-        patch.setattr(theory_cache, "SLOW", theory_cache.SLOW)  # the job changes it
+        patch.setattr(theory_solver, "SLOW", theory_solver.SLOW)  # the job changes it
         yield importlib.import_module("flips")
 
 

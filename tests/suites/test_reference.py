@@ -11,7 +11,7 @@ from smimbench import load_suite
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import grouped
 from smimbench.report.packed import read_packed
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import shipped_suites
 from tests.helpers import ROOT, call
 from tests.net.collect import LIGHTER
@@ -69,7 +69,7 @@ def test_theory_is_still_what_the_code_says(path, solved):
         chosen = {alphas[round(i)] for i in np.linspace(0, len(alphas) - 1, MOST)}
         for alpha, members in grouped(own, lambda row: row["alpha"]).items():
             if alpha in chosen:
-                (point, *_), *_ = TheoryCache(solved / "theory").points(problem, [alpha])
+                (point, *_), *_ = TheorySolver(solved / "theory").points(problem, [alpha])
                 for row in members:
                     values, errors = theory_of(find_metric(row["metric"]), problem, point, 1)
                     allowed = 1e-6 + 1e-4 * abs(row["bayes"]) + 4 * (errors[0] or 0.0) + 4 * (row["bayes_error"] or 0.0)

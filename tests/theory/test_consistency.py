@@ -22,8 +22,8 @@ from smimbench.cli.main import main
 from smimbench.interfaces import Denoised, Overlap, Uncertain
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import Entry, get_registry, using
-from smimbench.run import theory_cache
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run import theory_solver
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory import consistency
 from smimbench.theory.consistency import require_consistent
 from tests.helpers import ROOT, SUITE, write_suite
@@ -260,17 +260,17 @@ def refused():
 @pytest.mark.parametrize(("problem", "alphas", "said"), list(refused()))
 def test_what_contradicts_itself_gives_no_curve(problem, alphas, said, monkeypatch):
     # A clock that stands still: the same draws and points on any machine.
-    monkeypatch.setattr(theory_cache, "time", types.SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr(theory_solver, "time", types.SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr(consistency._ChannelTest, "most", 1 << 14)
     with pytest.raises(ProblemError, match=said):
-        TheoryCache().points(problem, alphas)
+        TheorySolver().points(problem, alphas)
 
 
 def test_thresholds_need_a_second_moment_where_no_sign_is_seen(monkeypatch):
     monkeypatch.setattr(consistency._ChannelTest, "most", 1 << 10)  # the posterior is right: few draws do
     change = channel_with(SequenceSoftmax, lambda f, y, omega, V: f._replace(second_moment=None))
     with pytest.raises(ProblemError, match="channel 'softmax': labels do not depend on the sign of a component"):
-        TheoryCache().thresholds(problem_of(LOW, change, layers=2))
+        TheorySolver().thresholds(problem_of(LOW, change, layers=2))
 
 
 def test_right_formulas_and_a_fair_coin_pass():
@@ -278,7 +278,7 @@ def test_right_formulas_and_a_fair_coin_pass():
         (problem_of(LOW, information_of(lambda f, V: f), noise=0.2), 0.6),
         (problem_of(LOW, "linear", Coin, noise=0.3), 3.0),
     ):
-        assert len(TheoryCache().points(problem, np.linspace(0.02, end, 6))) == 6
+        assert len(TheorySolver().points(problem, np.linspace(0.02, end, 6))) == 6
 
 
 def hurried():
@@ -311,7 +311,7 @@ def test_what_ships_is_not_asked(monkeypatch):
     """Its tests are the checks; a user does not wait for them."""
     for test in (consistency._ChannelTest, consistency._PriorTest):
         monkeypatch.setattr(test, "check", lambda *arguments: pytest.fail("asked"))
-    TheoryCache().points(Problem(LOW, "linear", "gaussian"), [0.7])
+    TheorySolver().points(Problem(LOW, "linear", "gaussian"), [0.7])
 
 
 PLUGIN = """

@@ -9,7 +9,7 @@ from smimbench_attention.channels.sequence.perceptron import Probit, Sign
 from smimbench import Problem, Uncertain
 from smimbench.derive import complete_channel
 from smimbench.interfaces import Channel
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory import generalization
 
 TWO_TOKENS = Problem({"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian")
@@ -44,7 +44,7 @@ def test_where_nothing_is_learned_the_prediction_is_the_limit_of_small_overlaps(
 def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
     """Three tokens: V comes from a fit through sampled numbers, the prediction from a quadrature without error of its own."""
     problem = Problem({"name": "attention-indexed", "tokens": 3}, "hardmax", {"name": "wishart", "rho": 0.5})
-    ((point,),) = TheoryCache().points(problem, [0.05])
+    ((point,),) = TheorySolver().points(problem, [0.05])
     V, error = 1.5 - point["overlap"][0][0], point["mse_error"]
     low, high = (
         problem.channel.generalization_error(np.array([[1.5 - v]]), np.array([[v]])) for v in (V - error, V + error)

@@ -14,7 +14,7 @@ from smimbench_attention.channels.sequence.perceptron import Probit, Sign
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 
 from smimbench.problem.problem import ProblemError
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.testing import check
 from smimbench.theory.consistency import require_consistent
 from smimbench.theory.verification import verify_point
@@ -142,7 +142,7 @@ def test_hardmax_of_vectors_is_slower_and_seen_as_well():
 def test_verify_sees_noise_that_the_posterior_misjudges(noise, alpha, factor, monkeypatch):
     """The curve is right here, and the posterior of the draws is not."""
     problem = problem_of(LOW, "linear", noise=noise)
-    ((point,),) = TheoryCache().points(problem, [alpha])
+    ((point,),) = TheorySolver().points(problem, [alpha])
     assert all(abs(row.z) < 4 for row in verify_point(problem, point, 0.02))
     problem.channel = believing(SequenceLinear, noise=factor)(tokens=2, noise=noise)
     assert max(abs(row.z) for row in verify_point(problem, point, 0.02)) > 4

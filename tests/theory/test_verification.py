@@ -11,8 +11,8 @@ from smimbench.cli.main import main
 from smimbench.interfaces import Channel, Posterior, Sampling
 from smimbench.numerics.statistics import effective_sample_size
 from smimbench.problem.problem import Problem
-from smimbench.report import theory_document as verbs
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run import plain_draws as verbs
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.information import prior_moments
 from smimbench.theory.verification import DETECTED, Check, PointByDraws, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE
@@ -23,7 +23,7 @@ ATTENTION = {"name": "attention-indexed", "tokens": 2}
 
 
 def points(problem, *alphas):
-    return [point for branches in TheoryCache().points(problem, alphas) for point in branches]
+    return [point for branches in TheorySolver().points(problem, alphas) for point in branches]
 
 
 def rows_of(problem, point, draws):

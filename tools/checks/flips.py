@@ -25,7 +25,7 @@ from jobs import options, write_suite  # isort: skip - puts the source tree on t
 
 from smimbench.cli.main import main as smimbench
 from smimbench.report.packed import _text_of
-from smimbench.run import theory_cache
+from smimbench.run import theory_solver
 from smimbench.run.record import document_text, sealed, text_of
 
 ALGORITHMS = ('name = "gamp"', 'name = "ridge"', 'name = "adam"\nsteps = 2400')
@@ -47,7 +47,7 @@ def prepare(folder: Path) -> Path:
     """A suite that was run, with its theory, a pack and nodes; the folder of its results."""
     file = write_suite(folder / "flips.toml", 2, *ALGORITHMS)
     results = ("--results", folder / "results")
-    theory_cache.SLOW = 0.0  # every node is kept
+    theory_solver.SLOW = 0.0  # every node is kept
     command("run", file, *results, "--workers", "1", "--quiet")
     command("theory", file, *results, "--quiet")
     command("show", file, *results, "--pack", folder / "results" / "pack.json", "--quiet")

@@ -21,7 +21,7 @@ from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
 from smimbench.theory.verification import verify_point
@@ -178,7 +178,7 @@ def points(there: str, limit: float) -> None:
     print("| model | tokens | channel | rho | alpha | MSE | z | s |\n|---|---|---|---|---|---|---|---|")
     for model, tokens, channel, rho in problems():
         words = ", ".join(f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items())
-        cache, most = TheoryCache(), []
+        cache, most = TheorySolver(), []
         for alpha in ALPHAS:
             row = f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {alpha:g} |"
             if row in there:

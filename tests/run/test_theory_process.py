@@ -7,8 +7,8 @@ import pytest
 
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import Registry, set_registry
-from smimbench.run import theory_guard
-from smimbench.run.theory_cache import TheoryCache
+from smimbench.run import theory_process
+from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import SUITE, call, write_suite
 
 PLUGIN = '''
@@ -103,14 +103,14 @@ def problem_of(mood: str) -> Problem:
 
 def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     problem, ratios = problem_of("print"), [0.5, 1.0]  # a printed line is no answer
-    here, there = TheoryCache(), TheoryCache(tmp_path / "theory", isolated=True)
     seen = []
-    there.watch = lambda _, progress: seen.append(progress)
+    here = TheorySolver()
+    there = TheorySolver(tmp_path / "theory", isolated=True, on_progress=lambda _, progress: seen.append(progress))
     assert there.points(problem, ratios) == json.loads(json.dumps(here.points(problem, ratios)))
     assert there.thresholds(problem) == json.loads(json.dumps(here.thresholds(problem)))
     assert [one for one in seen if one.done == 2]
     assert there.process.executor.workers
-    again = TheoryCache(tmp_path / "theory", isolated=True)  # what is kept needs no process
+    again = TheorySolver(tmp_path / "theory", isolated=True)  # what is kept needs no process
     assert again.points(problem, ratios) == there.points(problem, ratios)
     assert not again.process.executor.workers
 
@@ -124,8 +124,8 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     ],
 )
 def test_one_that_dies_or_hangs_is_given_up_once(plugin, monkeypatch, mood, said):
-    monkeypatch.setattr(theory_guard, "PATIENCE", 1.0)
-    cache = TheoryCache(isolated=True)
+    monkeypatch.setattr(theory_process, "PATIENCE", 1.0)
+    cache = TheorySolver(isolated=True)
     with pytest.raises(ProblemError, match=said):
         cache.points(problem_of(mood), [0.5])
     begin = time.monotonic()
@@ -136,7 +136,7 @@ def test_one_that_dies_or_hangs_is_given_up_once(plugin, monkeypatch, mood, said
 
 
 def test_what_is_raised_there_is_raised_here(plugin):
-    cache = TheoryCache(isolated=True)
+    cache = TheorySolver(isolated=True)
     with pytest.raises(
         ProblemError, match=r"channel 'moody': information raised KeyError: '\[/no such key\]'; no theory"
     ):
@@ -145,7 +145,7 @@ def test_what_is_raised_there_is_raised_here(plugin):
 
 
 def test_what_ships_is_solved_here(plugin):
-    cache = TheoryCache(isolated=True)
+    cache = TheorySolver(isolated=True)
     cache.points(
         Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear"}, {"name": "gaussian"}), [0.5]
     )
@@ -155,7 +155,7 @@ def test_what_ships_is_solved_here(plugin):
 @pytest.mark.slow
 def test_the_rows_of_all_others_stay(plugin, tmp_path, capsys, monkeypatch):
     """A channel whose theory aborts and algorithms whose theory aborts or never ends, next to what is as it should be."""
-    monkeypatch.setattr(theory_guard, "PATIENCE", 4.0)
+    monkeypatch.setattr(theory_process, "PATIENCE", 4.0)
     one = SUITE.partition("[[alg")[0].replace("seeds     = 2", "seeds     = 1").replace("[0.5, 1.0]", "[0.5]")
     problem = one[one.index("[problem]") : one.index("[grid]")]
     bad = problem.replace('"linear", noise = 0.2', '"moody", mood = "abort"').replace('"line"', '"bad"')

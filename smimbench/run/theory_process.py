@@ -15,6 +15,7 @@ from smimbench.files import JsonObject, canonical_json, printable
 from smimbench.problem.assumed import assumed_entries
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import BUILT_IN, get_registry
+from smimbench.run.answers import TheoryError
 from smimbench.run.executor import Ended, Executor, Limits, Task
 from smimbench.run.record import LONGEST
 
@@ -22,27 +23,14 @@ PATIENCE = 900.0
 """Seconds without any new number after which theory is given up; doubled, one that never returns is noticed that much later."""
 
 
-class TheoryError(RuntimeError):
-    """Error raised by a plugin's code while theory was solved, with its own type name and message."""
-
-    @staticmethod
-    def named(name: str, message: str) -> TheoryError:
-        """Make the error type of this name."""
-        found: TheoryError = type(name, (TheoryError,), {})(message)
-        return found
-
-
-THEORY_ERRORS = (ProblemError, TheoryError)
-"""All that solving theory raises, but for a folder that cannot be written to."""
-
-
 class Progress(NamedTuple):
-    """Progress of a problem's theory: results found and requested, nodes in use, and position on the curve."""
+    """Progress of a problem's theory: answers that are known and asked for, nodes in use, position on the curve, and a note."""
 
     done: int
     total: int
     nodes: int = 0
     alpha: float | None = None
+    note: str = ""
 
 
 def is_third_party(*specs: JsonObject) -> bool:
@@ -59,7 +47,7 @@ def distributions_of(problem: Problem, *algorithms: JsonObject) -> frozenset[str
 
 
 class TheoryProcess:
-    """A process that solves theory for a ``TheoryCache``, started when it is first asked.
+    """A process that solves theory for a ``TheorySolver``, started when it is first asked.
 
     It has the plugins of the distributions that the question needs, and of no other.
 
@@ -90,7 +78,7 @@ class TheoryProcess:
     def ask(
         self, kind: str, problem: Problem, predicts: bool, *more: Any, on_event: Callable[[JsonObject], object]
     ) -> Any:
-        """The answer of ``Solver`` to a question (see ``smimbench.run.theory_cache``).
+        """The answer of a ``TheoryWorker`` to a question.
 
         Raises
         ------

@@ -1,0 +1,52 @@
+"""All theory that the tables, verdicts and figures of results need, as questions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from smimbench.interfaces import ParameterError
+from smimbench.registry.registry import RegistryError
+from smimbench.report.figures import chart_questions, drawn_ratios
+from smimbench.report.learning_curves import course_questions
+from smimbench.report.results import Results
+from smimbench.report.rows import places_of, prediction_question, sample_ratio
+from smimbench.run.external import Point, kept_scores
+from smimbench.run.loop import Status
+from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
+
+
+def table_questions(results: Results) -> Iterator[Question]:
+    """What rows and verdicts need: points at the sample ratios really used, predictions of algorithms, thresholds near which runs
+    did not converge.
+    """
+    places = places_of(results.pairs, results.suite)
+    alphas: dict[str, list[float]] = {plan.label: [] for plan in results.suite.plans}
+    for runs in places:
+        alphas[runs.cell.problem_label].append(runs.ratio)
+    problems = results.suite.problems
+    for label, ratios in alphas.items():
+        if ratios:
+            yield PointsQuestion(problems[label], tuple(sorted(set(ratios))))
+    yield from point_questions(kept_scores(results.suite, results.store)[0])
+    for runs in places:
+        if runs.problem.no_theory is not None:
+            continue
+        with contextlib.suppress(RegistryError, ParameterError):  # the row says so
+            yield prediction_question(runs.problem, runs.cell, runs.ratio, runs.records)
+        if any(record["status"] == Status.NOT_CONVERGED for record in runs.records):
+            yield ThresholdsQuestion(runs.problem)
+
+
+def point_questions(points: Iterable[Point]) -> Iterator[Question]:
+    """What rows of estimates from elsewhere need."""
+    for point in points:
+        yield PointsQuestion(point.plan.problem, (sample_ratio(point.plan.problem, point.alpha, point.dimension),))
+
+
+def figure_questions(results: Results) -> Iterator[Question]:
+    """What all figures of results need besides; each may depend on the answers to those before."""
+    suite = results.suite
+    used = drawn_ratios(suite, results.rows)
+    yield from chart_questions(suite, results.answers, used, suite.run.metrics)
+    yield from course_questions(results)

@@ -1,0 +1,62 @@
+"""What a process of its own does that solves theory: it answers one question after the other and tells how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smimbench.files import JsonObject, canonical_json
+from smimbench.problem.problem import Problem, ProblemError
+from smimbench.run.theory_solver import TheorySolver
+from smimbench.suite.cells import build_problem
+from smimbench.theory.predictions import solve_part
+
+
+class TheoryWorker:
+    """Solver of a process that sends progress and remarks to its parent.
+
+    Parameters
+    ----------
+    folder : str or None
+        Folder of answers and nodes.
+    tell : callable
+        Sends an event to the parent.
+    """
+
+    def __init__(self, folder: str | None, tell: Callable[..., None]) -> None:
+        self._solvers = {
+            predictions: TheorySolver(
+                None if folder is None else Path(folder),
+                predictions=predictions,
+                on_progress=lambda problem, progress: tell(progress=list(progress)),
+                on_remark=lambda line: tell(remark=line),
+            )
+            for predictions in (False, True)
+        }
+        self._problems: dict[str, Problem] = {}
+
+    def answer(self, kind: str, spec: JsonObject, predictions: bool, *arguments: Any) -> Any:
+        """Answer one question about a problem; ``predictions`` as for ``TheorySolver``.
+
+        Raises
+        ------
+        ProblemError
+        """
+        key = canonical_json(spec)
+        if key not in self._problems:
+            self._problems[key] = build_problem(spec)
+        problem, solver = self._problems[key], self._solvers[predictions]
+        if problem.spec != spec:
+            raise ProblemError("theory", "a package was changed since this began; run the same command again")
+        if kind in ("begin", "points", "thresholds"):
+            return getattr(solver, kind)(problem, *arguments)
+        if kind == "part":
+            solver.begin(problem)
+            return solve_part(problem, *arguments)
+        if kind == "whole":
+            alphas, with_thresholds = arguments
+            solver.points(problem, alphas)
+            return solver.thresholds(problem) if with_thresholds else None
+        (answer,) = solver.solve(kind, problem, *arguments)
+        return answer

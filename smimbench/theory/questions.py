@@ -1,0 +1,47 @@
+"""Questions that theory answers, as values: what tables, verdicts and figures need is a list of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Conditions
+    from smimbench.problem.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A question about a problem."""
+
+    problem: Problem
+
+
+@dataclass(frozen=True, eq=False)
+class PointsQuestion(Question):
+    """The branches of state evolution at each of these sample ratios, the Bayes-optimal one first."""
+
+    alphas: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LineQuestion(Question):
+    """The same for a whole line of a figure, which is one answer."""
+
+    alphas: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ThresholdsQuestion(Question):
+    """Critical sample ratios; with ``if_cheap`` only where that does not take minutes."""
+
+    if_cheap: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionQuestion(Question):
+    """What theory predicts for an algorithm, named by its specification, at a sample ratio under the conditions of its runs."""
+
+    algorithm: dict[str, Any]
+    alpha: float
+    conditions: Conditions
