@@ -15,8 +15,8 @@ from smimbench.problem.assumed import Assuming, assumed_problem
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.rows import own_point
 from smimbench.report.theory_document import add_own_theory, theory_document
-from smimbench.run.plain_draws import add_verification, holds
 from smimbench.run.cell import run_cell
+from smimbench.run.plain_draws import add_verification, holds
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite

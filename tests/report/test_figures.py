@@ -44,7 +44,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
     path = write_suite(folder, TEXT)
     smimbench.run(path, results=folder / "results")
-    found = Results(load_suite(path), Store(folder / "results" / "small"), cache=THEORY)
+    found = Results(load_suite(path), Store(folder / "results" / "small"), answers=THEORY)
     suite, rows, cache = found.suite, found.rows, found.answers
     made, savefig = [], Figure.savefig
     with pytest.MonkeyPatch.context() as patch:

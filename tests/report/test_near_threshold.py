@@ -68,7 +68,7 @@ def test_the_rows_of_a_suite_say_it(tmp_path):
     path = write_suite(tmp_path, SUITE.replace("ALPHA", f"{1.05 * weak:.3g}"))
     smimbench.run(path, results=tmp_path / "results")
     suite, store = load_suite(path), Store(tmp_path / "results" / "small")
-    rows = Results(suite, store, cache=cache).rows
+    rows = Results(suite, store, answers=cache).rows
     near, far = (next(row["reasons"] for row in rows if (row["alpha"] > 1) == above) for above in (False, True))
     (said,), (other,) = near, far
     assert said.startswith("not-converged: 5 iterations reached; alpha ")
