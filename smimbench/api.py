@@ -260,7 +260,7 @@ def theory(
     with tempfile.TemporaryDirectory() as temporary, _bar(progress) as show_progress:
 
         def on_progress(problem: Problem, now: Progress) -> None:
-            show_progress(labels[problem], now.done, now.total)
+            show_progress(f"theory of {labels[problem]}", now.done, now.total)
 
         def solver_in(folder: Path | None, memory: Memory | None = None) -> TheorySolver:
             return TheorySolver(

@@ -16,7 +16,7 @@ from smimbench.registry.registry import PLURALS, Entry, RegistryError, get_regis
 from smimbench.report.columns import Column, make_table
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
-from smimbench.theory.limit import BRINGS_NONE
+from smimbench.theory.questions import NO_THEORY
 
 _EMPTY = inspect.Parameter.empty
 _INFO = (
@@ -88,7 +88,7 @@ def _own_theory(entry: Entry) -> dict[str, str]:
     if entry.kind != "algorithm":
         return {}
     ask = entry.item.theory
-    return {"theory": (documentation(ask) or "see its documentation") if ask else f"None: {BRINGS_NONE}."}
+    return {"theory": (documentation(ask) or "see its documentation") if ask else f"None: {NO_THEORY}."}
 
 
 def _parameters(entry: Entry) -> list[JsonObject]:

@@ -38,8 +38,7 @@ from smimbench.run.external import ELSEWHERE, Point, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
 from smimbench.suite.cells import Cell, Suite, build_algorithm
-from smimbench.theory.limit import BRINGS_NONE
-from smimbench.theory.questions import PredictionQuestion
+from smimbench.theory.questions import NO_THEORY, PredictionQuestion
 
 Pair = tuple[Cell, JsonObject]
 """A cell and its record."""
@@ -350,7 +349,7 @@ def rows_of_points(
         ratio = sample_ratio(problem, *what[2:])
         place, found = _place(what, ELSEWHERE, ratio), [record for _, record in members]
         point = bayes_point(answers, problem, ratio)
-        theory = Theory(point, BRINGS_NONE if point else "", _sized(sized, place), None)
+        theory = Theory(point, NO_THEORY if point else "", _sized(sized, place), None)
         metrics = list(trajectory_metrics(problem.model.name))
         items = {"problem": problem.spec, "algorithm": {"name": algorithm}}
         rows += _rows_of_place(place, problem, items, found, theory, suite, Store(""), metrics)

@@ -15,8 +15,7 @@ from smimbench.files import JsonObject
 from smimbench.report.columns import Column, make_table, number, one_digit
 from smimbench.report.labels import grouped
 from smimbench.report.tables import Columns
-from smimbench.run.plain_draws import LARGEST_Z
-from smimbench.theory.verification import MOST, SECONDS
+from smimbench.theory.verification import LARGEST_Z, MOST, SECONDS
 
 ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 VALUES: Columns = ["component", "MSE", "error", "in alpha", "overlap"]

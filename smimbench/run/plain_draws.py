@@ -12,10 +12,7 @@ from smimbench.run.theory_process import Progress
 from smimbench.run.theory_solver import OnProgress
 from smimbench.suite.cells import ProblemPlan, Suite, build_algorithm
 from smimbench.theory.limit import own_theory
-from smimbench.theory.verification import RESOLVE, verify_point
-
-LARGEST_Z = 4.0
-"""Distance in standard errors that chance is allowed; doubled, errors twice as large pass."""
+from smimbench.theory.verification import LARGEST_Z, RESOLVE, verify_point
 
 
 def add_verification(

@@ -14,6 +14,7 @@ from smimbench.numerics.linalg import symmetric_root
 from smimbench.problem.assumed import Assuming
 from smimbench.registry.adapters import refusal
 from smimbench.theory.generalization import measured_error
+from smimbench.theory.questions import NO_THEORY
 from smimbench.theory.types import plain
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.interfaces import Conditions, Host
     from smimbench.problem.problem import Problem
-
-BRINGS_NONE = "it brings no theory of its own"
 
 PREDICTIONS = 32
 """Overlaps for which errors of prediction are sampled. Doubled: their mean is known 1.4 times better, in twice the time."""
@@ -163,7 +162,7 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
         return reason
     ask = algorithm.theory
     if ask is None:
-        return BRINGS_NONE
+        return NO_THEORY
     options = {}
     if isinstance(algorithm, Assuming) and (assumed := algorithm.assumed(problem)).is_assumed:
         if not takes(ask, "assumed"):
@@ -173,7 +172,7 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
     prediction: AlgorithmPrediction | str | None
     prediction = ask(problem, alpha, conditions, **options) if wants_all else ask(problem, alpha, **options)
     if prediction is None:
-        return BRINGS_NONE
+        return NO_THEORY
     if not isinstance(prediction, str) and (complaint := _complaint(prediction, problem.components)):
         raise ValueError(f"theory of algorithm {algorithm.name!r} {complaint}")
     return prediction

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
 
 
+NO_THEORY = "it brings no theory of its own"
+"""Why nothing is predicted for an algorithm that has no ``theory``."""
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """A question about a problem."""

@@ -51,6 +51,8 @@ FEWEST, MOST = 5_000, 1_000_000
 CHUNK, SHARING = 5_000, 1_000
 """Draws that are held at once, and that share the points of a sampled posterior, with an error of 1 to 2% of their mean. Doubled:
 twice the memory; what the mean of all draws keeps of that error is 1.4 times as large."""
+LARGEST_Z = 4.0
+"""Distance in standard errors that chance is allowed; doubled, errors twice as large pass."""
 STEP = 0.05
 """Half the relative step in Qhat of a derivative; doubled, its bias is four times as large and its noise half."""
 SMALL = 1e-6

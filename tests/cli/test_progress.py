@@ -16,6 +16,7 @@ from rich.console import Console
 from smimbench.cli import progress
 from smimbench.run.executor import Task, Underway
 from smimbench.run.theory_process import Progress
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, call, write_suite
 from tests.report.rows import row
@@ -108,9 +109,9 @@ def test_a_terminal_shows_which_curve_of_how_many_is_solved_before_anything_is_k
 
 def test_a_line_of_a_figure_is_told_before_it_is_solved(tmp_path):
     (plan,) = load_suite(write_suite(tmp_path)).plans
-    told, cache = [], TheoryCache()
-    cache.watch = lambda *asked: told.append(asked)
-    cache.curve(plan.problem, [0.4, 0.5, 0.6])
+    told = []
+    solver = TheorySolver(on_progress=lambda *progress: told.append(progress))
+    solver.curve(plan.problem, [0.4, 0.5, 0.6])
     assert told[0] == (plan.problem, Progress(0, 1))
 
 

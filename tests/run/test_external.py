@@ -11,6 +11,7 @@ import pytest
 
 import smimbench
 from smimbench import load_suite
+from smimbench.run.answers import Answers
 from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import ATTENTION, SUITE, call, write_suite
 
@@ -76,7 +77,8 @@ def test_an_estimate_of_two_components_has_a_row_for_each(tmp_path, capsys, monk
     # The theory of two layers takes minutes, and is not what is asked here.
     point = {"alpha": 0.5, "mse": [0.4, 0.6], "mse_error": [0.0, 0.0], "overlap": [[0.6, 0.0], [0.0, 0.4]]}
     point |= {"squared_cosine": [0.6, 0.4], "squared_cosine_error": [0.0, 0.0]}
-    monkeypatch.setattr(TheorySolver, "points", lambda *_: [[point]])
+    for kind in (TheorySolver, Answers):
+        monkeypatch.setattr(kind, "points", lambda *_: [[point]])
     text = SUITE.replace('{ name = "linear", noise = 0.2 }', '{ name = "softmax", layers = 2 }')
     path = write_suite(tmp_path, text)
     np.savez(tmp_path / "found.npz", estimate=np.zeros((2, 30)))

@@ -5,7 +5,8 @@ import pytest
 
 from smimbench.interfaces import Algorithm, AlgorithmPrediction, Conditions, Overlaps
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.theory.limit import BRINGS_NONE, aligned, limit_point, own_theory, scores
+from smimbench.theory.limit import aligned, limit_point, own_theory, scores
+from smimbench.theory.questions import NO_THEORY
 from tests.helpers import attention, sequence
 
 LINEAR, DEEP = sequence("linear", components=2, noise=0.1), sequence(layers=2, skip=1.0)
@@ -83,4 +84,4 @@ def test_what_is_no_point_is_refused(answer, words):
 
 def test_reasons_are_handed_on():
     assert own_theory(Claims("not yet"), LINEAR, 1.0, Conditions()) == "not yet"
-    assert own_theory(Algorithm(), LINEAR, 1.0, Conditions()) == BRINGS_NONE
+    assert own_theory(Algorithm(), LINEAR, 1.0, Conditions()) == NO_THEORY
