@@ -401,24 +401,29 @@ def _runs_in(path: Path) -> dict[tuple[str, str], Path]:
     return found
 
 
-def _rows_at(path: Path, request: Request) -> list[JsonObject]:
-    """Rows of a packed file, or of a folder; the table made by its last run where an item of the suite is not installed here."""
+def _rows_at(path: Path, request: Request) -> tuple[list[JsonObject], list[str]]:
+    """Rows of a packed file or of a folder, and a line for each item that is not installed here, whose rows are not among them.
+
+    A folder has the table made by its last run, a pack has records alone.
+    """
     from smimbench.report.packed import read_packed
     from smimbench.suite import SuiteError
     from smimbench.suite.reader import LEFT_OUT
 
     if path.is_file():
-        return list(read_packed(path)[0]["rows"])
+        document, _, remarks = read_packed(path)
+        return document["rows"], [f"{path}: {remark}" for remark in remarks if remark.startswith(LEFT_OUT)]
     request = replace(request, name=str(path))
     try:
         results = stored_results(request, any_code=True)
-        missing = "; ".join(remark for remark in results.suite.remarks if remark.startswith(LEFT_OUT))
-        table = kept_document(request, missing) if missing else None
-        return list(table[0]["rows"]) if table else results.rows
+        unmade = [remark for remark in results.suite.remarks if remark.startswith(LEFT_OUT)]
+        if unmade and (table := kept_document(request, "; ".join(unmade))):
+            return table[0]["rows"], []
+        return results.rows, [f"{path}: {remark}" for remark in unmade]
     except (SuiteError, click.UsageError) as error:
         if (table := kept_document(request, str(error))) is None:
             raise
-        return list(table[0]["rows"])
+        return table[0]["rows"], []
 
 
 @command(
@@ -450,23 +455,26 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
     if not common:
         raise click.UsageError(f"{before} and {after} contain no suite that was run with the same settings in both")
     entries: list[JsonObject] = []
+    left_out: list[str] = []
     for key in common:
-        rows = [_rows_at(side[key], request) for side in (old, new)]
+        (old_rows, old_unmade), (new_rows, new_unmade) = (_rows_at(side[key], request) for side in (old, new))
+        rows = [old_rows, new_rows]
+        left_out += [*old_unmade, *new_unmade]
         if len(common) > 1:
             rows = [[{**row, "problem": f"{key[0]}: {row['problem']}"} for row in side] for side in rows]
         entries += compare_rows(*rows)
     if all(entry["verdict"] in ONE_SIDED for entry in entries):
         raise click.UsageError(f"{before} and {after} have no results for the same problem and algorithm to compare")
     alone = [str(path) for side in (old, new) for key, path in side.items() if key not in common]
-    request.remark(f"{path} has no counterpart; not compared" for path in alone)
+    request.remark(f"{line}; not compared" for line in (*left_out, *(f"{path} has no counterpart" for path in alone)))
     overall = overall_changes(entries)
     missing = [entry for entry in entries if entry["verdict"] in ONE_SIDED]
     limit = math.inf if fail_over is None else fail_over
     worse, worse_overall = ([one for one in side if exceeds(one, limit)] for side in (entries, overall))
-    failing = 0 if fail_over is None else len(worse) + len(worse_overall) + len(alone)
+    failing = 0 if fail_over is None else len(worse) + len(worse_overall) + len(alone) + len(left_out)
     if request.as_json:
-        document = {"rows": entries, "overall": overall, "missing": len(missing), "alone": alone, "failing": failing}
-        print_json(document)
+        lost = {"missing": len(missing), "alone": alone, "left_out": left_out}
+        print_json({"rows": entries, "overall": overall, **lost, "failing": failing})
         return NOT_OK if failing else OK
     console = make_console()
     print_tables(console, comparison_tables(entries))

@@ -162,3 +162,14 @@ def test_a_row_without_a_counterpart_is_named_and_fails(made, capsys, tmp_path):
         assert "blurred at alpha 2, D = 40, cosine" in line
         assert "0 of 4 rows are worse by more than 5%" in out
         assert made.call(capsys, "compare", *sides)[0] == 0
+
+
+@pytest.mark.slow
+def test_rows_of_a_pack_whose_plugin_is_not_installed_are_not_passed_over(made, capsys):
+    code, out, err = made.compare(capsys, "packed", "worse", "--fail-over", "5", plugins=False)
+    assert code == 1
+    assert "0 of 4 rows are worse by more than 5%" in out
+    for name in ("before.json", "worse.json"):
+        line = next(line for line in err.splitlines() if name in line)
+        assert "unknown algorithm 'blurred'" in line
+        assert line.endswith("; not compared")
