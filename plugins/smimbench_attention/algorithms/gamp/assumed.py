@@ -428,45 +428,57 @@ def by_draws(
     m is the mean product of g with the latents of the signal less their mean given omega, without the true posterior. V is
     what a run measures, the response of the denoiser to a probe, without the spectral law or Stein's lemma.
     """
-    P, C, T = problem.components, problem.model.sites, prior_moments(problem)[0]
-    (M, Q, V), (Qhat, m, chi), alpha = at, by, point.more["alpha"]
-    scale, towards = problem.model.kappa * alpha, M.T @ np.linalg.inv(Q)
-    missing, inverse = T - towards @ M, np.linalg.inv(V)
-    stream = f"{problem.identity} {assumed.identity} {alpha!r}"
-    channel, messages = assumed.channel, []
+    stream = f"{problem.identity} {assumed.identity} {point.more['alpha']!r}"
+    messages = _drawn_messages(problem, assumed, point.more["alpha"], at, stream)
+    matrices = enumerate(zip(Message._fields, by, errors))
+    rows = [
+        (name, np.diagonal(drawn), np.diagonal(error), messages[:, k], 0 * at.V[0])
+        for k, (name, drawn, error) in matrices
+    ]
+    # What the size does is taken to fall as its inverse, and counted as an error.
+    small, large = _drawn_errors(problem, assumed, by, stream)
+    limit, bias = 2 * large - small, np.abs((large - small).mean(axis=0))
+    rows.append(("signal", point.mse, point.mse_error, limit[:, 0], bias[0]))
+    rows.append(("V", np.diagonal(at.V), np.diagonal(spread), limit[:, 1], bias[1]))
+    return [
+        compare(name, p, printed[p], error[p], drawn[:, p], stated[p], effective=np.inf)
+        for name, printed, error, drawn, stated in rows
+        for p in range(problem.components)
+    ]
+
+
+def _drawn_messages(problem: Problem, assumed: Problem, alpha: float, at: Orders, stream: str) -> Host:
+    """Diagonals of Qhat, m and chi (BATCHES, 3, P) from batches of labels."""
+    (M, Q, V), scale = at, problem.model.kappa * alpha
+    towards, inverse = M.T @ np.linalg.inv(Q), np.linalg.inv(V)
+    missing = prior_moments(problem)[0] - towards @ M
+    messages = []
     for batch in range(BATCHES):
         rng = monte_carlo_rng(f"wrong assumptions: draws {stream}", batch)
-        values, shifts = rng.standard_normal((2, DRAWS, P, C))
-        omega, shift = symmetric_root(Q) @ values, symmetric_root(missing) @ shifts
-        posterior = channel.posterior(problem.channel.forward(towards @ omega + shift, rng=rng), omega, V, rng=rng)
+        normal = rng.standard_normal((2, DRAWS, problem.components, problem.model.sites))
+        omega, shift = symmetric_root(Q) @ normal[0], symmetric_root(missing) @ normal[1]
+        y = problem.channel.forward(towards @ omega + shift, rng=rng)
+        posterior = assumed.channel.posterior(y, omega, V, rng=rng)
         g = inverse @ (np.asarray(posterior.mean) - omega)
-        information = C * (inverse - inverse @ np.asarray(posterior.covariance) @ inverse)
-        products = (np.einsum("npc,nqc->pq", g, other_g) / DRAWS for other_g in (np.linalg.inv(missing) @ shift, g))
-        messages.append([scale * np.diagonal(values) for values in (information, *products)])
-    checks = [
-        compare(name, p, values[p, p], error[p, p], np.array([batch[k][p] for batch in messages]), effective=np.inf)
-        for k, (name, values, error) in enumerate(zip(Message._fields, by, errors))
-        for p in range(P)
-    ]
+        information = problem.model.sites * (inverse - inverse @ np.asarray(posterior.covariance) @ inverse)
+        slope, square = (np.einsum("npc,npc->p", g, other) / DRAWS for other in (np.linalg.inv(missing) @ shift, g))
+        messages.append([np.diagonal(information), slope, square])
+    return scale * np.array(messages)
+
+
+def _drawn_errors(problem: Problem, assumed: Problem, by: Message, stream: str) -> Host:
+    """Error and V (2, BATCHES, 2, P) of what is denoised at half the size, and at the whole."""
+    P, inverse = problem.components, np.linalg.inv(by.Qhat)
     size = DIMENSION if problem.model.rank == "extensive" else DRAWS * DIMENSION
-    denoised: list[list[Host]] = []
+    errors = []
     for D in (size // 2, size):
         rng = monte_carlo_rng(f"wrong assumptions: denoised {stream}", D)
-        denoised.append([])
         for _ in range(BATCHES):
             signal, noise = problem.prior.sample(rng, P, D), problem.model.draw_noise(rng, P, D)
-            R = np.tensordot(np.linalg.inv(Qhat) @ m, signal, 1)
-            R = R + np.tensordot(np.linalg.inv(Qhat) @ symmetric_root(chi), noise, 1)
-            estimate = np.asarray(denoise_step(assumed.prior, R, Qhat).estimate)
+            R = np.tensordot(inverse @ by.m, signal, 1) + np.tensordot(inverse @ symmetric_root(by.chi), noise, 1)
+            estimate = np.asarray(denoise_step(assumed.prior, R, by.Qhat).estimate)
             probe = problem.model.draw_noise(rng, P, D)
-            claimed = measured_variance(assumed, R, Qhat, estimate, probe)
-            both = problem.model.inner(signal - estimate, signal - estimate), claimed
-            denoised[-1].append(np.array([np.diagonal(values) for values in both]))
-    small, large = np.array(denoised)  # what the size does is taken to fall as its inverse, and counted as an error
-    bias = np.abs((large - small).mean(axis=0))
-    printed = (("signal", point.mse, point.mse_error), ("V", np.diagonal(V), np.diagonal(spread)))
-    return checks + [
-        compare(name, p, values[p], error[p], (2 * large - small)[:, k, p], bias[k, p], effective=np.inf)
-        for k, (name, values, error) in enumerate(printed)
-        for p in range(P)
-    ]
+            claimed = measured_variance(assumed, R, by.Qhat, estimate, probe)
+            error = problem.model.inner(signal - estimate, signal - estimate)
+            errors.append([np.diagonal(error), np.diagonal(claimed)])
+    return np.reshape(errors, (2, BATCHES, 2, P))
