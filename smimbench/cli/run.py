@@ -280,7 +280,9 @@ def show_cost(campaign: Campaign, request: Request, searches: Sequence[JsonObjec
         print_json({**named, "cells": cells, "missing": missing, "workers": workers, **asdict(cost)})
         return OK
     for search in searches:
-        click.echo(f"{search['problem']}: {search['label']}: {search['trials']} trials, {search['cells']} cells to run")
+        click.echo(
+            f"{search['problem']}: {search['label']}: {search['trials']} trials, at most {search['cells']} cells"
+        )
     grounds = [f"{n} by {what}" for n, what in ((cost.learned, "past runs"), (cost.tried, "short runs")) if n]
     rest = f" (cells: {', '.join(grounds)})" if grounds else ""
     click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")

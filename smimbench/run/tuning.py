@@ -28,6 +28,9 @@ from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm, key
 from smimbench.suite.overrides import selects
 from smimbench.suite.settings import Setting, trials_of, with_setting, words_of
 
+AS_WRITTEN = 0
+"""Place of the setting as written among the trials of a search."""
+
 
 @dataclass(frozen=True, eq=False)
 class Search:
@@ -57,7 +60,7 @@ class Search:
 
     @cached_property
     def trials(self) -> list[tuple[Setting, JsonObject]]:
-        """Settings that are tried, each with the algorithm that it makes; the first is the one as written."""
+        """Settings that are tried, each with the algorithm that it makes; ``AS_WRITTEN`` is the first."""
         entry = get_registry().get("algorithm", self.table["name"])
         trials: dict[str, tuple[Setting, JsonObject]] = {}
         for setting in trials_of(self.table["tune"], self.table["spec"]):
@@ -84,10 +87,12 @@ class Search:
         """Cells that have to run next, or the result of the search.
 
         In every round the better half of the trials goes on, with twice as many seeds: successive halving, from as many seeds
-        that the last two are compared on at least four. A trial of which a run has no estimate is out.
+        that the last two are compared on at least four. The setting as written goes on beside that half, so that what is
+        chosen is never worse on all seeds that were used. A trial of which a run has no estimate is out.
         """
         left, rounds, ran = list(range(len(self.trials))), [], 0
-        first = seeds = max(1, 8 >> (len(left) - 1).bit_length())
+        count = len(left)
+        first = seeds = max(1, 8 >> (count - 1).bit_length())
         while True:
             cells = {trial: self.cells(trial, seeds, backend) for trial in left}
             missing = [cell for own in cells.values() for cell in own if cell.key not in records]
@@ -97,10 +102,12 @@ class Search:
             scores = {trial: fmean(log_error(records[c.key], target) for c in own) for trial, own in cells.items()}
             ran += sum(len(own) for own in cells.values()) // (1 if seeds == first else 2)
             rounds.append({"seeds": seeds, "errors": [_rounded(scores.get(k)) for k in range(len(self.trials))]})
-            best = sorted(scores, key=scores.__getitem__)
-            left = [trial for trial in best[: -(-len(left) // 2)] if math.isfinite(scores[trial])]
+            count = -(-count // 2)
+            best = sorted((trial for trial in left if math.isfinite(scores[trial])), key=scores.__getitem__)
+            left = best[:count]
             if len(left) < 2:
                 break
+            left += [AS_WRITTEN] if AS_WRITTEN in best[count:] else []
             seeds *= 2
         settings = [{".".join(path): value for path, value in setting.items()} for setting, _ in self.trials]
         chosen = left[0] if left else None
@@ -115,12 +122,14 @@ class Search:
         }
 
     def cells_ahead(self, records: Mapping[str, JsonObject], backend: str) -> list[Cell]:
-        """All cells that are still to run, where none of them fails."""
+        """The most cells that may still have to run: none fails, and the setting as written is among the worse half."""
         ahead: list[Cell] = []
         expected = dict(records)
         while missing := self.proceed(expected, backend)[0]:
             ahead += missing
-            expected |= {cell.key: {"status": Status.OK, "metrics": {"mse": [1.0]}} for cell in missing}
+            for cell in missing:
+                error = 1e9 if cell.algorithm == self.trials[AS_WRITTEN][1] else 1.0
+                expected[cell.key] = {"status": Status.OK, "metrics": {"mse": [error]}}
         return ahead
 
 

@@ -207,8 +207,8 @@ class TuneTable(OpenTable):
     ``learning_rate = { low = 0.01, high = 3.0, log = true }`` (a range of integers if the parameter is one). What the algorithm
     itself has as a list is not tuned. Steps and samples cannot be tuned: they belong to the problem. All trials run on one
     seed, at all sample ratios and dimensions of a problem; the better half on one more, the better half of these on two more,
-    and so on until one is left, by the mean of the logarithms of the errors. Four trials begin with two seeds, two with four.
-    No score ever uses these seeds.
+    and so on until one is left, by the mean of the logarithms of the errors; the setting as written goes on in every round.
+    Four trials begin with two seeds, two with four. No score ever uses these seeds.
     """
 
     trials: int = Field(default=8, ge=2, le=1024)
