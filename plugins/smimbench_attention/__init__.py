@@ -47,7 +47,7 @@ def smimbench_register_channels(register: Register) -> None:
     from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 
     attention = (AttentionSoftmax, AttentionHardmax, AttentionLinear)
-    for channel in (*attention, SequenceSoftmax, SequenceHardmax, SequenceLinear, Sign, Probit):
+    for channel in (*attention, SequenceLinear, SequenceSoftmax, SequenceHardmax, Sign, Probit):
         register(channel)
 
 
@@ -78,7 +78,7 @@ def smimbench_register_metrics(register: Register) -> None:
 
 @hookimpl
 def smimbench_register_algorithms(register: Register) -> None:
-    """Register the algorithms."""
+    """Register the algorithms; figures give them colors and markers in this order."""
     from smimbench_attention.algorithms.adam import Adam, AdamW
     from smimbench_attention.algorithms.averaged import Averaged
     from smimbench_attention.algorithms.erm import Erm
@@ -88,5 +88,5 @@ def smimbench_register_algorithms(register: Register) -> None:
     from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
     from smimbench_attention.algorithms.spectral import Spectral
 
-    for algorithm in (Gamp, Spectral, Sgd, SignSgd, Muon, Adam, AdamW, Averaged, Ridge, Nuclear, Erm):
+    for algorithm in (Gamp, Adam, Sgd, Spectral, Ridge, Averaged, Nuclear, AdamW, Erm, SignSgd, Muon):
         register(algorithm)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.files import JsonObject, printable, steady_folder, write_atomically
+from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.report.text_files import csv_text
 from smimbench.suite.cells import Suite
 
@@ -32,10 +33,6 @@ COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#88
 
 MARKERS = "osD^vPX*<>hp"
 """Apart without any color, too."""
-
-KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "adamw", "erm")
-"""What ships has a color and a marker for ever, in this order; everything else by its name."""
-
 
 STYLE: Any = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8,
@@ -84,20 +81,21 @@ class Look(NamedTuple):
 def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
     """Color and marker of each label, given the name of its algorithm.
 
-    The first label of an algorithm, its own name if that is one, has its color and marker in all figures and all runs; others
-    have those of their own name, or the next that are least used.
+    What ships has those of its place in the order in which it is registered, everything else those of its name. The first label
+    of an algorithm, its own name if that is one, has them in all figures and all runs; others have those of their own name, or
+    the next that are least used.
     """
-    found: dict[str, Look] = {}
-    first = {algorithms[one]: one for one in sorted(algorithms, key=lambda one: (one == algorithms[one], one))}
-    names = {label: name for name, label in first.items()}
-    for label in sorted(algorithms, key=lambda one: (one not in names, names.get(one) not in KNOWN, one)):
+    shipped = [entry.name for entry in get_registry().entries("algorithm") if entry.distribution == BUILT_IN]
+    shown: dict[str, Look] = {}
+    main_label = {algorithms[label]: label for label in sorted(algorithms, key=lambda x: (x == algorithms[x], x))}
+    names = {label: name for name, label in main_label.items()}
+    for label in sorted(algorithms, key=lambda x: (x not in names, names.get(x) not in shipped, x)):
         name = names.get(label, label)
-        place = KNOWN.index(name) if name in KNOWN else zlib.crc32(name.encode())
-        used = [part for look in found.values() for part in look]
-        pairs = itertools.product(*([*all_[place % len(all_) :], *all_] for all_ in (COLORS, MARKERS)))
-        free = min(pairs, key=lambda pair: (pair in found.values(), *map(used.count, pair)))
-        found[label] = Look(*free)
-    return found
+        index = shipped.index(name) if name in shipped else zlib.crc32(name.encode())
+        used = [mark for look in shown.values() for mark in look]
+        pairs = itertools.product(*([*marks[index % len(marks) :], *marks] for marks in (COLORS, MARKERS)))
+        shown[label] = Look(*min(pairs, key=lambda pair: (pair in shown.values(), *map(used.count, pair))))
+    return shown
 
 
 def end_marker(look: Look) -> JsonObject:

@@ -33,15 +33,12 @@ from smimbench.testing.core import (
     Draw,
     elsewhere,
     expect_array,
-    expect_value,
     in_single_precision,
     published,
 )
 
 STEPS, LONGEST = 3, 20
 """Iterations that most checks look at, and those that let an algorithm learn."""
-DECOYS = 300
-"""Draws of the prior that an estimate cannot have seen; doubled, a weaker resemblance with the teacher in sight is found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,48 +227,6 @@ def learns(context: CheckContext, setting: Setting) -> None:
             f"its error is {before:.3g} at the start and {after:.3g} after some steps; the prior mean has 1 ({setting.name}, "
             f"alpha = {alpha:g}, D = {D}): a step in the wrong direction, or a rate that is too large"
         )
-
-
-@once_per_model(
-    "It peeks at the teacher: with labels of another teacher it still finds the one it cannot know. Its rows "
-    "in a table are worth nothing."
-)
-def no_peeking(context: CheckContext, setting: Setting) -> None:
-    """Check that the estimate ignores the visible teacher if the labels come from a different, hidden teacher.
-
-    What is in sight is the instance itself, as around the engine's own loop, what ``problem.instance`` draws again with the
-    same seed, and what ``data.fresh`` refers to. The overlap of the estimate with that teacher is compared with its overlaps
-    with some hundred other draws of the prior, which it cannot have seen either.
-    """
-    problem, P = setting.problem, setting.problem.components
-    bait, data = _bait(context, problem)
-    estimate = np.asarray(replace(setting, instance=bait).run(41, data, LONGEST), dtype=float)
-    estimate = estimate - np.asarray(problem.prior.mean(P, bait.dimension))
-    decoys = (problem.prior.sample(context.rng(42, k), P, bait.dimension) for k in range(DECOYS))
-    found, *others = (np.asarray(problem.model.inner(estimate, one)) for one in (bait.signal, *decoys))
-    spread = np.std(others, axis=0, ddof=1) * math.sqrt(1 + 1 / DECOYS)
-    seen = spread > 0
-    what = f"peeks at the teacher: overlap with a teacher that no label knows ({setting.name})"
-    expect_value(what, found[seen], np.mean(others, axis=0)[seen], spread[seen])
-
-
-def _bait(context: CheckContext, problem: Problem) -> tuple[Instance, Data]:
-    """An instance with a visible teacher, and data whose labels come from another teacher."""
-    alpha, dimension = (0.4, 400) if problem.model.rank == "low" else (0.3, 24)
-    in_sight = problem.instance(alpha, dimension)
-    hidden = problem.prior.sample(context.rng(43), problem.components, dimension)
-    z = problem.model.forward(in_sight.inputs, hidden)
-    bait = replace(in_sight, labels=np.asarray(problem.channel.forward(z, rng=context.rng(44))))
-
-    # The hidden teacher is kept as a recipe: nobody is to find him by looking around.
-    def draw(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        return problem.draw(hidden, n, rng)
-
-    def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        assert bait.signal is not None  # as in the engine, the instance can be reached from here
-        return draw(rng, n)
-
-    return bait, replace(bait.data(get_backend("numpy")), fresh=fresh)
 
 
 @once_per_model(

@@ -131,8 +131,8 @@ def test_list(capsys):
     assert code == 0
     assert {(d["kind"], d["check"]) for d in documents} == {(c.kind, c.id) for c in all_checks()}
     code, out, _ = call(capsys, "check", "--list")
-    assert "no_peeking" in out
-    assert "It peeks at the teacher" in " ".join(out.split())
+    assert "data_unchanged" in out
+    assert "It modifies its data" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
