@@ -7,7 +7,7 @@ from smimbench.interfaces import Uncertain
 from smimbench.theory.curve import Piece, Potential, aitken
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.scalar import GridCurve, ScalarCurve, scalar_curve
-from tests.theory.test_branches import Apart, Problem
+from tests.theory.test_coupled import Apart, Problem
 
 
 class Bent(Apart):

@@ -11,7 +11,7 @@ from smimbench.problem.problem import Problem
 from smimbench.theory import component_ratios
 from smimbench.theory.curve_stages import Corrector
 from smimbench.theory.fixed_point_curve import FixedPointCurve
-from tests.theory.test_branches import Problem as Toy
+from tests.theory.test_coupled import Problem as Toy
 
 
 class Ellipse(Channel):

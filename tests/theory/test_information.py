@@ -4,7 +4,7 @@ import numpy as np
 
 from smimbench.interfaces import Uncertain
 from smimbench.theory.information import Nodes, information_at, nodes_of
-from tests.theory.test_branches import NOISES, Mixed, Problem
+from tests.theory.test_coupled import NOISES, Mixed, Problem
 
 Q, V = 0.3 * np.eye(2), 0.7 * np.eye(2)
 

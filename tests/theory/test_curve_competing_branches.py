@@ -16,7 +16,7 @@ from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.predictions import competing, thresholds
 from smimbench.theory.scalar import turns
 from smimbench.theory.types import Prediction, Threshold
-from tests.theory.test_state_evolution import two_point_information
+from tests.theory.test_predictions import two_point_information
 
 
 class LowRank(Prior):
