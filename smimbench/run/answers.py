@@ -23,7 +23,7 @@ Ratio = float | tuple[float, ...] | None
 Place = tuple[str, str, Ratio]
 """Kind of an answer, its question as canonical JSON, and its sample ratio."""
 
-THEORY_VERSION = 22
+THEORY_VERSION = 23
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
 OWN_VERSION = 6
 """Raised when what theory says of shipped algorithms themselves changes, and their estimates do not: only these answers are then
