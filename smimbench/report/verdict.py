@@ -169,7 +169,7 @@ def _contender(rows: Rows, missed: int) -> JsonObject:
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
     near = [layers[0]["time_to_theory"]["0.05"] for layers in solved]
     unsolved = sum(layers[0]["mean"] is not None for layers in points if not _is_solved(layers))
-    times, failed = [one["seconds"] for one in near], sum(row.get("failed", 0) for row in firsts)
+    times, failed = [one["seconds"] for one in near], sum(row.get("failed", failed_runs(row)) for row in firsts)
     return {
         "settings": rows[0].get("settings", ""),
         "ratio_to_bayes": ratio,

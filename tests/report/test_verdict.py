@@ -75,6 +75,8 @@ def test_who_has_no_estimate_somewhere_comes_last():
     assert [(one["algorithm"], one["missing"]) for one in found["contenders"]] == [("adam", 0), ("gamp", 1)]
     (found,) = verdicts([at(0.1, None, 0.4, sem=None)])
     assert verdict_line(found) == "p: no algorithm has made an estimate"
+    (found,) = verdicts(twins(72))
+    assert contender_line(found["contenders"][1]) == "fails: 144 of 144 runs failed"
     assert found["contenders"][0]["near_fraction"] is None
     assert near_words(found["contenders"][0]) == ""  # what was not run has not failed to come near
     assert near_words(verdicts([at(0.1, 0.9, 0.4)])[0]["contenders"][0]) in ("partly", "never")
