@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _exit_code_of(arguments: Sequence[str] | None) -> int:
     """Run a command, report an error in one line, and return the exit code."""
+    # pydantic would read the entry points of every installed package, and end where those of one cannot be read.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if sys.stdout is None:
         complain("standard output is closed; send it to a file, a pipe or /dev/null")
         return BAD_INPUT

@@ -10,7 +10,17 @@ import subprocess
 import pytest
 
 from smimbench.run.store import Store
-from tests.helpers import CHANNEL, SUITE, call, call_outside, command, ends_with, environment, write_suite
+from tests.helpers import (
+    CHANNEL,
+    SUITE,
+    call,
+    call_outside,
+    command,
+    ends_with,
+    environment,
+    install_package,
+    write_suite,
+)
 
 EVIL = "[/] $x_ [red]=1+1| <b>&amp;` \\u001b]0;x\\u0007 \\u202e"
 """A title and labels of it: rich markup, broken mathematics, HTML, Markdown, terminal escapes, text from right to left."""
@@ -168,3 +178,18 @@ def test_an_unforeseen_error_is_one_line_with_the_way_to_its_place(tmp_path, cap
     assert len(err.splitlines()) == 1
     assert "unforeseen ZeroDivisionError: division by zero" in err
     assert "SMIMBENCH_TRACEBACK=1" in err
+
+
+@pytest.mark.parametrize("line", ["list algorithms", "show nothing.toml", "run {suite} --dry-run --results {folder}/r"])
+def test_entry_points_of_another_package_that_cannot_be_read_are_named_in_one_line(tmp_path, monkeypatch, line):
+    """In a process of its own, where libraries that read them, too, are imported anew."""
+    install_package(tmp_path / "site", "broken", {"broken_items": ""})
+    (tmp_path / "site" / "broken-1.0.dist-info" / "entry_points.txt").write_bytes(b"[smimbench]\nx = \xff\xfe\n")
+    arguments = line.format(suite=write_suite(tmp_path), folder=tmp_path).split()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    ended = call_outside(*arguments)
+    remarks = [line for line in ended.stderr.splitlines() if "not loaded" in line]
+    assert ended.returncode == (2 if "nothing.toml" in line else 0), ended.stderr
+    assert len(remarks) == 1
+    assert "plugin broken" in remarks[0]
+    assert "entry_points.txt cannot be read" in remarks[0]
