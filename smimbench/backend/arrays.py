@@ -62,8 +62,8 @@ def special(xp: ModuleType) -> Any:
         import cupyx.scipy.special as module
     else:
         import scipy.special as module
-    plain = array_api_compat.is_numpy_namespace(xp) or array_api_compat.is_cupy_namespace(xp)
-    return module if plain else _ThroughTheHost(module, xp)
+    native = array_api_compat.is_numpy_namespace(xp) or array_api_compat.is_cupy_namespace(xp)
+    return module if native else _ThroughTheHost(module, xp)
 
 
 class _ThroughTheHost:
@@ -77,10 +77,11 @@ class _ThroughTheHost:
 
         def call(*arguments: Any, **options: Any) -> Any:
             arrays = [a for a in arguments if on_device(a)]
-            found = function(*(to_host(a) if on_device(a) else a for a in arguments), **options)
+            on_host = [to_host(a) if on_device(a) else a for a in arguments]
+            output = function(*on_host, **options)
             if not arrays:
-                return found
-            return self._xp.asarray(np.asarray(found), device=array_api_compat.device(arrays[0]))
+                return output
+            return self._xp.asarray(np.asarray(output), device=array_api_compat.device(arrays[0]))
 
         return call
 
@@ -98,46 +99,46 @@ def send(host: Host, like: Array) -> Array:
     if isinstance(like, np.ndarray):
         return host.astype(like.dtype, copy=False)
     host = host.astype(dtype_name(like), copy=False)
-    found = namespace(like).asarray(host, **matching(like))
-    _SENT.append((found, host))
-    return found
+    sent = namespace(like).asarray(host, **matching(like))
+    _SENT.append((sent, host))
+    return sent
 
 
 def read_together(*arrays: Any) -> list[Any]:
     """Copy several arrays and numbers to the host, with one transfer for all that live on a device."""
-    found = list(arrays)
-    there = []
+    copies = list(arrays)
+    remote = []
     for k, array in enumerate(arrays):
         if type(array) is not np.ndarray and on_device(array):
-            known = _sent(array)
-            if known is None:
-                there.append(k)
+            host = _sent(array)
+            if host is None:
+                remote.append(k)
             else:
-                found[k] = known
-    if len(there) == 1:
-        found[there[0]] = to_host(arrays[there[0]])
-    elif there:
-        xp = namespace(*(arrays[k] for k in there))
-        numbers = [arrays[k].dtype for k in there if arrays[k].dtype != xp.bool]
+                copies[k] = host
+    if len(remote) == 1:
+        copies[remote[0]] = to_host(arrays[remote[0]])
+    elif remote:
+        xp = namespace(*(arrays[k] for k in remote))
+        numbers = [arrays[k].dtype for k in remote if arrays[k].dtype != xp.bool]
         widest = xp.result_type(*numbers) if numbers else xp.bool
-        parts = [xp.reshape(xp.astype(arrays[k], widest, copy=False), (-1,)) for k in there]
-        ends = np.cumsum([math.prod(arrays[k].shape) for k in there])
-        for k, part in zip(there, np.split(to_host(xp.concat(parts)), ends[:-1])):
-            found[k] = part.reshape(arrays[k].shape).astype(dtype_name(arrays[k]), copy=False)
-    return found
+        flat = [xp.reshape(xp.astype(arrays[k], widest, copy=False), (-1,)) for k in remote]
+        ends = np.cumsum([math.prod(arrays[k].shape) for k in remote])
+        for k, segment in zip(remote, np.split(to_host(xp.concat(flat)), ends[:-1])):
+            copies[k] = segment.reshape(arrays[k].shape).astype(dtype_name(arrays[k]), copy=False)
+    return copies
 
 
 def _sent(array: Array) -> Host | None:
-    return next((host for there, host in _SENT if there is array), None)
+    return next((host for sent, host in _SENT if sent is array), None)
 
 
 def to_host(array: Array) -> Host:
     """Convert an array to NumPy; all transfers from a device to the host go through this function."""
     if isinstance(array, np.ndarray):
         return array
-    known = _sent(array)
-    if known is not None:
-        return known
+    host = _sent(array)
+    if host is not None:
+        return host
     if hasattr(array, "get"):  # CuPy
         return np.asarray(array.get())
     if hasattr(array, "__dlpack__"):

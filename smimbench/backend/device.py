@@ -21,7 +21,7 @@ from smimbench.files import ForeseenError
 from smimbench.interfaces import Array, Host
 
 NAMESPACES = Path(__file__).with_name("namespaces")
-"""Where the backends are."""
+"""Folder of the backends."""
 
 
 class BackendError(ForeseenError, RuntimeError):
@@ -76,11 +76,11 @@ class Backend:
         """
         if on_device(array):
             floating = self.xp.isdtype(array.dtype, "real floating")
-            wanted = getattr(self.xp, dtype or self.dtype) if floating or dtype else array.dtype
-            return self.xp.astype(array, wanted, copy=False)
+            target = getattr(self.xp, dtype or self.dtype) if floating or dtype else array.dtype
+            return self.xp.astype(array, target, copy=False)
         kind = np.asarray(array).dtype.kind
-        wanted = getattr(self.xp, dtype or self.dtype) if kind == "f" or dtype else None
-        return self.xp.asarray(array, dtype=wanted, device=self.device)
+        target = getattr(self.xp, dtype or self.dtype) if kind == "f" or dtype else None
+        return self.xp.asarray(array, dtype=target, device=self.device)
 
     @property
     def accelerated(self) -> bool:
@@ -102,7 +102,7 @@ class Backend:
 
     def reader(self, host: Host) -> Callable[[slice], Array]:
         """Function from a slice of samples to a copy of them on this backend, in the host's data type."""
-        return lambda part: self.asarray(host[part], dtype=host.dtype.name)
+        return lambda samples: self.asarray(host[samples], dtype=host.dtype.name)
 
     def free_memory(self) -> int | None:
         """Bytes still available for arrays on the device; None for the host."""
@@ -167,5 +167,5 @@ def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = Fal
         raise BackendError(f"backend {name}: unknown; choose one of {', '.join(backend_names())}")
     module = importlib.import_module(f"smimbench.backend.namespaces.{name}")
     mixed = dtype == "mixed"
-    found: Backend = module.open_backend("float64" if mixed else dtype, tf32=tf32)
-    return replace(found, storage="float32") if mixed else found
+    backend: Backend = module.open_backend("float64" if mixed else dtype, tf32=tf32)
+    return replace(backend, storage="float32") if mixed else backend

@@ -43,8 +43,8 @@ def machine_info() -> dict[str, Any]:
     libraries = [lib for lib in threadpool_info() if lib.get("user_api") == "blas"]
     # SciPy may bring a BLAS of its own: the machine must not change its name when that happens to be loaded.
     home = str(Path(np.__file__).resolve().parent)
-    own = [lib for lib in libraries if str(lib.get("filepath", "")).startswith(home)]
-    blas = sorted({f"{lib.get('internal_api')} {lib.get('version')}" for lib in own or libraries})
+    numpy_libraries = [lib for lib in libraries if str(lib.get("filepath", "")).startswith(home)]
+    blas = sorted({f"{lib.get('internal_api')} {lib.get('version')}" for lib in numpy_libraries or libraries})
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -56,7 +56,7 @@ def machine_info() -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: a batch system or a container may have given it some of the machine alone.
+    """Cores that this process may use, which can be fewer than the machine has under a batch system or in a container.
 
     The least of its affinity, of the processor time that its control groups allow, and of ``SLURM_CPUS_PER_TASK``.
     """
@@ -109,11 +109,11 @@ def versions() -> dict[str, str]:
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Versions of those of these packages that are installed."""
+    """Versions of the installed packages among these."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {name: unless(PackageNotFoundError, version, name) for name in names}
-    return {name: version for name, version in found.items() if version is not None}
+    found_versions = {name: unless(PackageNotFoundError, version, name) for name in names}
+    return {name: version for name, version in found_versions.items() if version is not None}
 
 
 def git_commit() -> str | None:
@@ -139,8 +139,9 @@ def nvidia_driver() -> Driver | None:
         text = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    found = [re.search(rf"{name} Version:\s*([\d.]+)", text) for name in ("Driver", "CUDA")]
-    return Driver(*(match.group(1) if match else "?" for match in found))
+    matches = [re.search(rf"{name} Version:\s*([\d.]+)", text) for name in ("Driver", "CUDA")]
+    numbers = [match.group(1) if match else "?" for match in matches]
+    return Driver(*numbers)
 
 
 def reset_peak_memory() -> None:
@@ -166,13 +167,13 @@ def peak_memory() -> int:
 
 
 def wait_for_threads(count: int, patience: float = 10.0) -> float:
-    """Wait until Python threads beyond this number rest or end, for so many seconds at most; returns the CPU time they took."""
+    """Wait up to ``patience`` seconds until Python threads beyond this number are idle or ended; return their CPU time."""
     begin = _cpu_of_other_threads()
     end = time.monotonic() + patience
     while threading.active_count() > count and time.monotonic() < end:
-        before = _cpu_of_other_threads()
+        seconds = _cpu_of_other_threads()
         time.sleep(0.05)
-        if _cpu_of_other_threads() - before < 0.001:
+        if _cpu_of_other_threads() - seconds < 0.001:
             break
     return _cpu_of_other_threads() - begin
 

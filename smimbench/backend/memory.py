@@ -15,22 +15,22 @@ SHARE_OF_CHUNK = 8
 """Free memory over a chunk's bytes: streaming holds three chunks of inputs, and models make temporaries of that size.
 Doubled: twice as many chunks where memory is short."""
 LARGEST_CHUNK = 1 << 30
-"""Bytes of a chunk that are enough: the products of one take a hundred times as long as its calls. Doubled: larger
+"""Sufficient size of a chunk in bytes: its products take a hundred times as long as its calls. Doubled: larger
 temporaries, no time won."""
 SMALLEST_CHUNK = 1 << 20
-"""Bytes that a chunk has at first, whatever is free. Doubled: out of memory a little earlier."""
+"""Initial size of a chunk in bytes, regardless of the free memory. Doubled: out of memory a little earlier."""
 
 
 _caution: ContextVar[float] = ContextVar("caution", default=1.0)
 
 
 @contextlib.contextmanager
-def cautious(part: float) -> Iterator[None]:
+def cautious(share: float) -> Iterator[None]:
     """Context manager that reduces chunk sizes, and the memory for inputs kept on a device, to this fraction.
 
     For what has run out of the memory of a device: what is free beforehand does not tell what an algorithm will take.
     """
-    token = _caution.set(part)
+    token = _caution.set(share)
     try:
         yield
     finally:

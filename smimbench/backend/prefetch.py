@@ -32,27 +32,27 @@ class Prefetch:
         self._ahead: tuple[tuple[int, int], tuple[Array, Any]] | None = None
         self._first = 0
 
-    def __call__(self, part: slice) -> Array:
+    def __call__(self, samples: slice) -> Array:
         """Return the samples of a slice once they have arrived on the device."""
-        start, stop, _ = part.indices(self._length)
-        asked = (start, max(start, stop))
+        start, stop, _ = samples.indices(self._length)
+        bounds = (start, max(start, stop))
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             # Also where nobody wants it: its memory must not be reused while numbers still arrive.
             self._finish(ahead[1][1])
-        if ahead is not None and ahead[0] == asked:
+        if ahead is not None and ahead[0] == bounds:
             array = ahead[1][0]
         else:
-            array, ticket = self._begin(*asked)
+            array, ticket = self._begin(*bounds)
             self._finish(ticket)
         del ahead
-        following = self._following(*asked)
+        following = self._following(*bounds)
         if following is not None:
             self._ahead = following, self._begin(*following)
         return array
 
     def _following(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The slice after this one; None if one slice covers all samples."""
+        """Return the slice after this one; None if one slice covers all samples."""
         if start == 0:
             self._first = stop
         if stop < self._length:

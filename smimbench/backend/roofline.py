@@ -35,26 +35,26 @@ class Fraction(NamedTuple):
 
 def cache_folder() -> Path:
     """Folder where measurements of this machine are stored: ``$SMIMBENCH_CACHE``, or the user's cache folder."""
-    own = os.environ.get("SMIMBENCH_CACHE")
-    if own:
-        return Path(own)
+    configured = os.environ.get("SMIMBENCH_CACHE")
+    if configured:
+        return Path(configured)
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     return (Path(base) if base else Path.home() / ".cache") / "smimbench"
 
 
 def name_of(backend: str, threads: int) -> str:
     """File name of a measurement: machine, processor and number of BLAS threads (0 where the host's threads do not matter)."""
-    found = get_backend(backend)
-    return f"{machine.fingerprint()}-{found.processor}-{0 if found.accelerated else threads}"
+    device = get_backend(backend)
+    return f"{machine.fingerprint()}-{device.processor}-{0 if device.accelerated else threads}"
 
 
 def remembered(backend: str = "numpy", threads: int = 1) -> dict[str, float] | None:
     """Rates measured earlier on this machine, or None."""
     try:
-        found = json.loads((cache_folder() / f"ceilings-{name_of(backend, threads)}.json").read_text())
-        if found["version"] != VERSION:
+        stored = json.loads((cache_folder() / f"ceilings-{name_of(backend, threads)}.json").read_text())
+        if stored["version"] != VERSION:
             return None
-        return {key: float(found["rates"][key]) for key in KEYS if key in found["rates"]}
+        return {key: float(stored["rates"][key]) for key in KEYS if key in stored["rates"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

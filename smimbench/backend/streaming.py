@@ -14,14 +14,14 @@ from smimbench.backend.memory import caution
 from smimbench.interfaces import Array, Host
 from smimbench.interfaces.item import takes
 
-_WHOLE = "these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]"
+_SLICES_ONLY = "these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]"
 
 SHARE_OF_MEMORY = 0.6
 """Part of the free device memory that the inputs may take; the rest is for what is computed from them."""
 
 
 class StreamedInputs:
-    """Inputs (n, T, D) that stay in the memory of the host; a slice of the samples is moved when it is asked for.
+    """Inputs (n, T, D) kept in host memory; a slice of the samples is moved to the device on request.
 
     It stands in for the array where the array does not fit the device: it has its shape, dtype, device and namespace, and
     ``inputs[part, ...]`` is an ordinary array of the backend. Any algorithm that goes through the samples chunk by chunk
@@ -50,7 +50,7 @@ class StreamedInputs:
         self.like = like
         self._read = read
         self.itemsize = int(namespace(like).finfo(like.dtype).bits) // 8
-        """Bytes of a number where it is stored."""
+        """Bytes per stored number."""
 
     @property
     def ndim(self) -> int:
@@ -71,20 +71,20 @@ class StreamedInputs:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> Array:
-        first = key[0] if isinstance(key, tuple) and key else key
-        if not isinstance(first, slice) or first == slice(None):
-            raise TypeError(_WHOLE)
-        rest = key[1:] if isinstance(key, tuple) else ()
-        moved = self._read(slice(*first.indices(len(self))))
+        samples = key[0] if isinstance(key, tuple) and key else key
+        if not isinstance(samples, slice) or samples == slice(None):
+            raise TypeError(_SLICES_ONLY)
+        inner_key = key[1:] if isinstance(key, tuple) else ()
+        moved = self._read(slice(*samples.indices(len(self))))
         moved = namespace(self.like).astype(moved, self.dtype, copy=False)
-        return moved[(slice(None), *rest)] if rest else moved
+        return moved[(slice(None), *inner_key)] if inner_key else moved
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         del api_version
         return namespace(self.like)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Host:
-        raise TypeError(_WHOLE)
+        raise TypeError(_SLICES_ONLY)
 
 
 class DrawnInputs(StreamedInputs):
@@ -107,19 +107,19 @@ class DrawnInputs(StreamedInputs):
     def __init__(self, shape: tuple[int, ...], block: int, draw: Callable[[int], Array], like: Array) -> None:
         self.block = block
 
-        def read(part: slice) -> Array:
-            if part.stop <= part.start:
+        def read(samples: slice) -> Array:
+            if samples.stop <= samples.start:
                 return like
-            numbers = range(part.start // block, -(-part.stop // block))
-            cut = [slice(max(part.start - k * block, 0), part.stop - k * block) for k in numbers]
-            found = [draw(k)[rows, ...] for k, rows in zip(numbers, cut)]
-            return found[0] if len(found) == 1 else namespace(like).concat(found, axis=0)
+            numbers = range(samples.start // block, -(-samples.stop // block))
+            cut = [slice(max(samples.start - k * block, 0), samples.stop - k * block) for k in numbers]
+            blocks = [draw(k)[rows, ...] for k, rows in zip(numbers, cut)]
+            return blocks[0] if len(blocks) == 1 else namespace(like).concat(blocks, axis=0)
 
         self._begin(shape, like, read)
 
-    def whole_blocks(self, parts: Iterable[slice]) -> list[slice]:
+    def whole_blocks(self, chunks: Iterable[slice]) -> list[slice]:
         """Slices of similar length that start at block boundaries, so that no block is drawn twice."""
-        longest = max((part.stop - part.start for part in parts), default=1)
+        longest = max((chunk.stop - chunk.start for chunk in chunks), default=1)
         step = max(1, longest // self.block) * self.block
         return [slice(start, min(start + step, len(self))) for start in range(0, len(self), step)]
 
@@ -138,14 +138,14 @@ class NarrowInputs(StreamedInputs):
     def __init__(self, stored: Array, wide: Any) -> None:
         self.stored = stored
         like = namespace(stored).astype(stored[:0, ...], wide)
-        self._begin(stored.shape, like, lambda part: stored[part, ...])
+        self._begin(stored.shape, like, lambda samples: stored[samples, ...])
         self.itemsize = 4
 
     def __array__(self, *args: Any, **kwargs: Any) -> Host:
         return np.asarray(to_host(self.stored), dtype=np.float64)
 
 
-def take_samples(model: Any, inputs: Array, part: slice) -> Array:
+def take_samples(model: Any, inputs: Array, samples: slice) -> Array:
     """Inputs of a slice of samples, for the model's ``forward`` and ``adjoint``.
 
     A model with the data type ``mixed`` reads what is stored in float32 as it is, where that is faster: on a device.
@@ -155,8 +155,8 @@ def take_samples(model: Any, inputs: Array, part: slice) -> Array:
         and not isinstance(inputs.stored, np.ndarray)
         and "mixed" in model.capabilities.dtypes
     ):
-        return inputs.stored[part, ...]
-    return inputs[part, ...]
+        return inputs.stored[samples, ...]
+    return inputs[samples, ...]
 
 
 def fits(size: int, backend: Backend) -> bool:
@@ -175,6 +175,6 @@ def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]
     streamed = isinstance(inputs, StreamedInputs)
     like = inputs.like if streamed else inputs
     offered = {"itemsize": int(namespace(like).finfo(like.dtype).bits) // 8, "like": like, "streamed": streamed}
-    asked = {name: value for name, value in offered.items() if takes(model.chunks, name)}
-    parts: Iterable[slice] = model.chunks(n, dimension, components, **asked)
-    return inputs.whole_blocks(parts) if isinstance(inputs, DrawnInputs) else parts
+    accepted = {name: value for name, value in offered.items() if takes(model.chunks, name)}
+    chunks: Iterable[slice] = model.chunks(n, dimension, components, **accepted)
+    return inputs.whole_blocks(chunks) if isinstance(inputs, DrawnInputs) else chunks

@@ -13,7 +13,7 @@ from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.derive.integrate import integrate
 from smimbench.derive.labels import few_labels, is_exact, is_noisy, is_smooth, observable, probe, symmetry_of_labels
 from smimbench.derive.likelihood_information import LikelihoodInformation
-from smimbench.derive.samples import Accuracy, Moments
+from smimbench.derive.samples import PosteriorAccuracy, PosteriorMoments
 from smimbench.interfaces import Array, Channel, Host, Model, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.numerics.linalg import symmetric, symmetric_root
@@ -109,9 +109,9 @@ class DerivedChannel:
 
 
 LARGEST_DIMENSION = 12
-"""Latent dimensions up to which a likelihood is integrated; in twice as many hardly a point would be effective."""
+"""Largest latent dimension in which a likelihood is integrated; at twice this, hardly any point would be effective."""
 ACCURACY = 1e-2
-"""Default error of the posterior mean; doubled, hard samples cost up to four times less."""
+"""Default error allowed in the posterior mean; if doubled, hard samples cost up to four times less."""
 
 
 class IntegratedChannel(DerivedChannel):
@@ -163,15 +163,15 @@ class IntegratedChannel(DerivedChannel):
 
         Where no point was compatible with the label, the prior is returned and counted as an error of one width.
         """
-        found = self._integrate(y, omega, V)
+        whitened = self._integrate(y, omega, V)
         xp = namespace(omega)
         n, P, C = omega.shape
         root = symmetric_root(xp.astype(V, xp.float64))
         # V^{1/2} (x) I_C takes whitened latents (P C,) to z - omega.
         eye = xp.eye(C, **matching(root))
         lift = xp.reshape(root[:, None, :, None] * eye[None, :, None, :], (P * C, P * C))
-        mean = omega + xp.astype(xp.reshape(xp.matmul(found.mean, lift), (n, P, C)), omega.dtype)
-        square = found.square - found.mean[:, :, None] * found.mean[:, None, :]
+        mean = omega + xp.astype(xp.reshape(xp.matmul(whitened.mean, lift), (n, P, C)), omega.dtype)
+        square = whitened.square - whitened.mean[:, :, None] * whitened.mean[:, None, :]
         blocks = xp.reshape(xp.matmul(xp.matmul(lift, xp.mean(square, axis=0)), lift), (P, C, P, C))
         covariance = symmetric(xp.sum(xp.stack([blocks[:, c, :, c] for c in range(C)]), axis=0) / C)
         moment = None
@@ -179,30 +179,29 @@ class IntegratedChannel(DerivedChannel):
             wide = xp.astype(xp.reshape(mean, (n, P * C)), xp.float64)
             full = xp.matmul(xp.matmul(lift, square), lift) + wide[:, :, None] * wide[:, None, :]
             moment = xp.astype(xp.reshape(full, (n, P, C, P, C)), omega.dtype)
-        error = float(xp.sqrt(xp.mean(clip(found.error, 0.0, 1.0) ** 2)))
+        error = float(xp.sqrt(xp.mean(clip(whitened.error, 0.0, 1.0) ** 2)))
         return Posterior(mean, xp.astype(covariance, omega.dtype), moment, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,)."""
-        found = self._integrate(y, omega, V)
-        return namespace(omega).astype(found.log_norm, omega.dtype)
+        return namespace(omega).astype(self._integrate(y, omega, V).log_norm, omega.dtype)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c g_c^T`` (..., P, P), by the channel's own method or from its likelihood; leading axes are a batch."""
         if self.channel.information is not None:
-            found: Uncertain = self.channel.information(Q, V)
-            return found
+            information: Uncertain = self.channel.information(Q, V)
+            return information
         return self._information(Q, V)
 
     @property
     def susceptibility(self) -> Any:
-        """The channel's own, or the slope of the information of one component whose sign no label sees; else None."""
-        own, found = self.channel.susceptibility, self._information
-        if own is not None or not found.blind_to_signs or found.is_exact:
-            return own
+        """The channel's ``susceptibility``, or the information's slope for one component with sign-blind labels, or None."""
+        susceptibility, information = self.channel.susceptibility, self._information
+        if susceptibility is not None or not information.blind_to_signs or information.is_exact:
+            return susceptibility
 
         def slope(Q: Array, V: Array) -> Uncertain:
-            value = found.susceptibility(float(V[0, 0]))
+            value = information.susceptibility(float(V[0, 0]))
             return value._replace(value=np.array([[value.value]]), error=np.array([[value.error]]))
 
         return slope
@@ -230,18 +229,18 @@ class IntegratedChannel(DerivedChannel):
         if y.ndim < 1 or len(y) != len(z):
             raise refused(f"forward must return one label per sample, shape (16, ...), got {y.shape}")
         with np.errstate(all="ignore"):
-            found = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
+            log_likelihood = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
         if is_exact(self.channel, self.sites):
             raise refused(
                 "the label is a continuous function of the latents without noise, so its likelihood is a delta "
                 "function that cannot be integrated; give a posterior in place of log_likelihood, or add noise to forward"
             )
-        if found.shape != (len(z),):
-            raise refused(f"log_likelihood must return one number per sample, shape (16,), got {found.shape}")
-        if not np.isfinite(found).all():
+        if log_likelihood.shape != (len(z),):
+            raise refused(f"log_likelihood must return one number per sample, shape (16,), got {log_likelihood.shape}")
+        if not np.isfinite(log_likelihood).all():
             raise refused(
                 "log_likelihood must be finite for labels that forward has drawn from the same latents, "
-                f"got {found[~np.isfinite(found)][0]}"
+                f"got {log_likelihood[~np.isfinite(log_likelihood)][0]}"
             )
 
     @property
@@ -258,19 +257,19 @@ class IntegratedChannel(DerivedChannel):
         total: Any = 0.0
         norm: Any = 0.0
         for value in labels:
-            one = xp.asarray(value, device=array_api_compat.device(z))
-            y = xp.broadcast_to(one, (z.shape[0], *one.shape))
-            seen = xp.astype(observable(self.channel, y), z.dtype)
+            label = xp.asarray(value, device=array_api_compat.device(z))
+            y = xp.broadcast_to(label, (z.shape[0], *label.shape))
+            observed = xp.astype(observable(self.channel, y), z.dtype)
             with np.errstate(all="ignore"):
                 chance = xp.astype(xp.exp(self.channel.log_likelihood(y, z)), z.dtype)
             norm = norm + chance
-            total = total + seen * xp.reshape(chance, (-1, *([1] * (seen.ndim - 1))))
+            total = total + observed * xp.reshape(chance, (-1, *([1] * (observed.ndim - 1))))
         return total / xp.reshape(norm, (-1, *([1] * (total.ndim - 1))))
 
-    def _integrate(self, y: Array, omega: Array, V: Array) -> Moments:
+    def _integrate(self, y: Array, omega: Array, V: Array) -> PosteriorMoments:
         if omega.ndim != 3 or tuple(omega.shape[1:]) != (self.components, self.sites):
             raise ValueError(f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}")
-        return integrate(self.channel, y, omega, V, Accuracy(self.accuracy))
+        return integrate(self.channel, y, omega, V, PosteriorAccuracy(self.accuracy))
 
 
 def complete_channel(channel: Any, model: Model) -> Any:

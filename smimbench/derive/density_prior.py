@@ -14,7 +14,7 @@ from smimbench.derive.derived_prior import DerivedLaw, below_linear, error_curve
 from smimbench.interfaces import Array, Channel, Denoised, Host, ParameterError
 from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
-from smimbench.numerics.memo import kept
+from smimbench.numerics.memo import cached_on
 from smimbench.numerics.panels import values_by_panels
 from smimbench.numerics.seeds import monte_carlo_rng
 
@@ -42,7 +42,7 @@ class DensityPrior(DerivedLaw):
         self._log_density = prior.law.log_density
 
         low, high = -38.0, 38.0
-        for last in (False, False, False, True):  # zoom to where the mass is
+        for is_last in (False, False, False, True):  # zoom to where the mass is
             t = np.linspace(low, high, 40_001)
             w = np.sinh(t)
             mass = self._raw(w) + np.log(np.cosh(t))
@@ -53,22 +53,22 @@ class DensityPrior(DerivedLaw):
                     "log_density",
                     "must be the log-density of a law with finite variance, but it does not decrease far from 0",
                 )
-            if not last:
+            if not is_last:
                 inside = np.flatnonzero(mass >= mass.max() - 60)
                 low, high = t[max(inside[0] - 1, 0)], t[min(inside[-1] + 1, len(t) - 1)]
         height = np.exp(mass - mass.max())
         cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
         total, positive, negative, square = self._log_moments()
         self._norm = total + math.log(math.sqrt(2 * math.pi))
-        centre, second = math.exp(positive - total) - math.exp(negative - total), math.exp(square - total)
-        variance = second - centre * centre
+        center, second = math.exp(positive - total) - math.exp(negative - total), math.exp(square - total)
+        variance = second - center * center
         if not self._norm > IMPOSSIBLE / 2:
             raise ParameterError("log_density", "must be the log-density of a law, but the density is 0 everywhere")
         if not variance > 1e-12 * second:
             raise ParameterError(
                 "log_density", f"must be the log-density of a law whose variance exceeds rounding, got {variance:g}"
             )
-        self._scale(centre, variance)
+        self._scale(center, variance)
         self._grid = w / self.unit, cumulative / cumulative[-1]
         # Where 1/64 of the law lies within a fiftieth of its width, quadratures need to know where.
         steps = np.interp(np.linspace(0, 1, 65)[1:-1], self._grid[1], self._grid[0])
@@ -90,20 +90,21 @@ class DensityPrior(DerivedLaw):
             factors = np.stack([np.zeros_like(w), *signs, 2 * size])
             return np.asarray(self._raw(w) + factors[lines, np.arange(len(lines))] + np.log(np.cosh(t)) + t * t / 2)
 
-        found = line_moments(log_weight, 4, NUMPY, None, tolerance=1e-8, reach=38.0, rounds=400)
-        return np.asarray(found.log_norm)
+        moments = line_moments(log_weight, 4, NUMPY, None, tolerance=1e-8, reach=38.0, rounds=400)
+        return np.asarray(moments.log_norm)
 
     def _raw(self, w: Host) -> Host:
         """Log-density of the prior at ``w``, as an array on the host, before shift and scale."""
         with np.errstate(all="ignore"):
-            found = np.asarray(to_host(self._log_density(w)), dtype=np.float64)
-        if found.shape != w.shape:
+            log_density = np.asarray(to_host(self._log_density(w)), dtype=np.float64)
+        if log_density.shape != w.shape:
             raise ParameterError(
-                "log_density", f"must return an array with the same shape as its argument, {w.shape}, got {found.shape}"
+                "log_density",
+                f"must return an array with the same shape as its argument, {w.shape}, got {log_density.shape}",
             )
-        if np.isnan(found).any() or (found == math.inf).any():
+        if np.isnan(log_density).any() or (log_density == math.inf).any():
             raise ParameterError("log_density", "returned a number that is not finite (only -inf is allowed)")
-        return np.maximum(found, IMPOSSIBLE)
+        return np.maximum(log_density, IMPOSSIBLE)
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
         """Draw a signal (P, D) on the host, float64."""
@@ -123,9 +124,9 @@ class DensityPrior(DerivedLaw):
         if not is_diagonal(host):
             return self._denoise_jointly(R, host)
         rows = np.asarray(to_host(R), dtype=np.float64)
-        found = [self._posterior(r, float(q)) for r, q in zip(rows, np.diagonal(host))]
-        xp, errors = namespace(R), [variance.mean() for _, variance in found]
-        estimate = np.stack([mean for mean, _ in found])
+        posteriors = [self._posterior(r, float(q)) for r, q in zip(rows, np.diagonal(host))]
+        xp, errors = namespace(R), [variance.mean() for _, variance in posteriors]
+        estimate = np.stack([mean for mean, _ in posteriors])
         return Denoised(xp.asarray(estimate, **matching(R)), xp.asarray(np.diag(errors), **matching(R)))
 
     def _posterior(self, r: Host, information: float) -> tuple[Host, Host]:
@@ -136,12 +137,12 @@ class DensityPrior(DerivedLaw):
             return r, np.zeros_like(r)
         # Both are smooth in r, and entries are many.
         unit = math.sqrt(min(self.variance, 1 / information))
-        found = values_by_panels(
+        moments = values_by_panels(
             lambda x: self._entries(x, np.full_like(x, information), 1e-6)[:2].T,
             r,
             1e-6 * np.array([unit, unit * unit]),
         )
-        return found[:, 0], np.maximum(found[:, 1], 0.0)
+        return moments[:, 0], np.maximum(moments[:, 1], 0.0)
 
     def _entries(self, r: Host, information: Host, tolerance: float) -> Host:
         """Posterior mean, posterior variance and log-density of the observations r, (3, N); each entry has its own
@@ -149,29 +150,31 @@ class DensityPrior(DerivedLaw):
         """
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
         narrow, width = information >= 1, 1 / np.sqrt(information)
-        found = self._entries_along(r, information, np.where(narrow, r, 0.0), np.where(narrow, width, 1.0), tolerance)
+        posterior = self._entries_along(
+            r, information, np.where(narrow, r, 0.0), np.where(narrow, width, 1.0), tolerance
+        )
         again = narrow & bool(self._places) & (self._finest < width)
         if again.any():
             # A part of the law narrower than the noise may be missed along the noise, noise narrower than a law's steps along
             # the law: what is missed lowers the density.
             zero = np.zeros(again.sum())
-            other = self._entries_along(r[again], information[again], zero, zero + 1, tolerance)
-            found[:, again] = np.where(other[2] > found[2, again], other, found[:, again])
-        return found
+            along_law = self._entries_along(r[again], information[again], zero, zero + 1, tolerance)
+            posterior[:, again] = np.where(along_law[2] > posterior[2, again], along_law, posterior[:, again])
+        return posterior
 
     def _entries_along(self, r: Host, information: Host, origin: Host, scale: Host, tolerance: float) -> Host:
         """Posterior mean, variance and log-density of the observations, with quadrature nodes ``w = origin + scale t``."""
 
         def log_weight(t: Host, lines: Host) -> Host:
-            start, step, seen, known = (a[lines][:, None] for a in (origin, scale, r, information))
+            start, step, observed, precision = (a[lines][:, None] for a in (origin, scale, r, information))
             w = start + step * t
-            return np.asarray(self._raw(w * self.unit) - (w - seen) ** 2 * known / 2 + t * t / 2)
+            return np.asarray(self._raw(w * self.unit) - (w - observed) ** 2 * precision / 2 + t * t / 2)
 
         places = self._places if (scale == 1).any() else ()
-        found = line_moments(log_weight, len(r), NUMPY, None, tolerance=tolerance, rounds=80, places=places)
-        variance = np.maximum(found.square - found.mean**2, 0.0)
-        log_density = found.log_norm - self._norm + np.log(self.unit * scale * np.sqrt(information))
-        return np.stack([origin + scale * found.mean, scale**2 * variance, log_density])
+        moments = line_moments(log_weight, len(r), NUMPY, None, tolerance=tolerance, rounds=80, places=places)
+        variance = np.maximum(moments.square - moments.mean**2, 0.0)
+        log_density = moments.log_norm - self._norm + np.log(self.unit * scale * np.sqrt(information))
+        return np.stack([origin + scale * moments.mean, scale**2 * variance, log_density])
 
     def _denoise_jointly(self, R: Array, Qhat: Host) -> Denoised:
         xp = namespace(R)
@@ -182,9 +185,9 @@ class DensityPrior(DerivedLaw):
         device = array_api_compat.device(R)
         columns = xp.astype(xp.matrix_transpose(R), xp.float64)[:, :, None]
         labels = xp.zeros((R.shape[1],), dtype=xp.float64, device=device)
-        found = joint.posterior(labels, columns, xp.asarray(noise, dtype=xp.float64, device=device))
+        posterior = joint.posterior(labels, columns, xp.asarray(noise, dtype=xp.float64, device=device))
         return Denoised(
-            xp.astype(xp.matrix_transpose(found.mean[:, :, 0]), R.dtype), xp.astype(found.covariance, R.dtype)
+            xp.astype(xp.matrix_transpose(posterior.mean[:, :, 0]), R.dtype), xp.astype(posterior.covariance, R.dtype)
         )
 
     def _error(self, Qhat: Host) -> Host:
@@ -195,11 +198,11 @@ class DensityPrior(DerivedLaw):
         rng = monte_carlo_rng("density prior")
         W = self.sample(rng, len(Qhat), 4096)
         noise = inverse_root(Qhat, 1e-9) @ rng.standard_normal(W.shape)
-        found: Host = np.asarray(self._denoise_jointly(W + noise, Qhat).V)
-        return found
+        error: Host = np.asarray(self._denoise_jointly(W + noise, Qhat).V)
+        return error
 
     def _scalar_error(self, information: Host) -> Host:
-        curve = kept(self, "curve", lambda: error_curve(self._exact_error, self.variance, together=True))
+        curve = cached_on(self, "curve", lambda: error_curve(self._exact_error, self.variance, together=True))
         return below_linear(curve(information), information, self.variance)
 
     def _exact_error(self, information: Host) -> Host:
@@ -208,15 +211,15 @@ class DensityPrior(DerivedLaw):
 
         def log_weight(t: Host, lines: Host) -> Host:
             r = (self.centre + scale[lines][:, None] * t).ravel()
-            known = np.repeat(information[lines], t.shape[1])
-            parts = np.array_split(np.arange(len(r)), len(r) // 4096 + 1)
-            found = np.concatenate([self._entries(r[part], known[part], 1e-4) for part in parts], axis=1)
-            log_error = (found[2] + np.log(found[1])).reshape(t.shape)
+            precision = np.repeat(information[lines], t.shape[1])
+            chunks = np.array_split(np.arange(len(r)), len(r) // 4096 + 1)
+            posterior = np.concatenate([self._entries(r[chunk], precision[chunk], 1e-4) for chunk in chunks], axis=1)
+            log_error = (posterior[2] + np.log(posterior[1])).reshape(t.shape)
             return np.asarray(log_error + np.log(scale[lines])[:, None] + t * t / 2)
 
         with np.errstate(divide="ignore"):
-            found = line_moments(log_weight, len(information), NUMPY, None, tolerance=3e-5, rounds=60)
-        error: Host = np.exp(found.log_norm) * math.sqrt(2 * math.pi)
+            moments = line_moments(log_weight, len(information), NUMPY, None, tolerance=3e-5, rounds=60)
+        error: Host = np.exp(moments.log_norm) * math.sqrt(2 * math.pi)
         return error
 
 

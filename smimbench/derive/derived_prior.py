@@ -19,7 +19,7 @@ out a decade."""
 
 
 class DerivedPrior:
-    """A prior with the members it lacks derived; members named in ``first`` are taken from the original prior if it has them.
+    """A prior with the members it lacks derived; members named in ``preferred`` are taken from the original prior if it has them.
 
     Gradient methods move in the signal itself (a symmetric matrix: in any matrix, of which the symmetric part counts)
     unless the prior has a factor of its own.
@@ -29,13 +29,13 @@ class DerivedPrior:
     overlap_error: Any = 1e-3
     """Relative error of V in ``overlap``, for the error of predictions: a number, or a function of Qhat."""
 
-    def __init__(self, prior: Any, *first: str) -> None:
+    def __init__(self, prior: Any, *preferred: str) -> None:
         with_defaults(Prior, type(prior))
         self.prior = prior
         self.factor = prior.factor or Factor(
             self._draw, self._symmetric, lambda factor, gradient: self._symmetric(gradient)
         )
-        for name in first:
+        for name in preferred:
             if gives(Prior, type(prior), name):
                 setattr(self, name, getattr(prior, name))
 
@@ -117,10 +117,10 @@ def error_curve(
     centre = math.log10(1 / variance)
     ends = math.log10(LOWEST), centre - 1, centre + 3, math.log10(HIGHEST)
     rates = (2, finest, 2)
-    parts = [
+    segments = [
         np.linspace(low, high, round((high - low) * rate) + 1)[:-1] for low, high, rate in zip(ends, ends[1:], rates)
     ]
-    x = np.append(np.concatenate(parts), ends[-1]) * math.log(10)
+    x = np.append(np.concatenate(segments), ends[-1]) * math.log(10)
     count, grid = len(x), np.exp(x)
     if together:
         gain = np.log(np.clip(exact(grid), 1e-300, variance) * (1 / variance + grid))
@@ -141,8 +141,8 @@ def error_curve(
         information = np.asarray(information, dtype=np.float64)
         inside = np.clip(information, LOWEST, HIGHEST)
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = np.exp(interpolant(np.log(inside))) / (1 / variance + information)
-        return np.where(np.isnan(information), np.nan, np.where(information <= 0, variance, found))
+            interpolated = np.exp(interpolant(np.log(inside))) / (1 / variance + information)
+        return np.where(np.isnan(information), np.nan, np.where(information <= 0, variance, interpolated))
 
     return error
 

@@ -109,15 +109,15 @@ class WeightedPrior(_Wrapper):
         weights = (values * shares)[:, None, None] / self.features
         Qhat = np.asarray(to_host(Qhat))
         # One by one: a spectrum of many features for many Qhat would fill the memory.
-        each = [self._posterior(values, one) for one in Qhat.reshape(-1, *Qhat.shape[-2:])]
-        return Overlap(
-            *(np.reshape([np.sum(weights * part, axis=0) for part in parts], Qhat.shape) for parts in zip(*each))
-        )
+        gains, covariances = zip(*(self._posterior(values, matrix) for matrix in Qhat.reshape(-1, *Qhat.shape[-2:])))
+        Q = [np.sum(weights * gain, axis=0) for gain in gains]
+        V = [np.sum(weights * covariance, axis=0) for covariance in covariances]
+        return Overlap(np.reshape(Q, Qhat.shape), np.reshape(V, Qhat.shape))
 
     def _posterior(self, values: Host, Qhat: Host) -> tuple[Host, Host]:
         """Gain and covariance (D, P, P) of every feature; the overlap of a Gaussian signal of variance 1 is its gain."""
-        found = self.prior.overlap(values[:, None, None] * Qhat)
-        return np.asarray(found.Q), np.asarray(found.V)
+        overlap = self.prior.overlap(values[:, None, None] * Qhat)
+        return np.asarray(overlap.Q), np.asarray(overlap.V)
 
 
 def weighted(model: Any, prior: Any, inputs: Inputs) -> tuple[Any, Any]:

@@ -25,7 +25,17 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, matching, namespace
-from smimbench.derive.samples import ENOUGH, LINES, POINTS, REPLICATES, THIN, TRUSTED, Accuracy, Moments, Samples
+from smimbench.derive.samples import (
+    ENOUGH,
+    LINES,
+    POINTS,
+    REPLICATES,
+    THIN,
+    TRUSTED,
+    PosteriorAccuracy,
+    PosteriorMoments,
+    Samples,
+)
 from smimbench.interfaces import Array
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
@@ -37,7 +47,7 @@ ONE_LINE = 1e-3
 """Largest error of the quadrature in one dimension, where accuracy is cheap; doubled, a few evaluations fewer."""
 
 
-def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Accuracy) -> Moments:
+def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: PosteriorAccuracy) -> PosteriorMoments:
     """Posterior moments of the whitened latents of every sample, block by block, for labels (n, ...) and omega (n, P, C).
 
     Raises
@@ -54,82 +64,87 @@ def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Accuracy
     blocks = []
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         for start in range(0, n, size):
-            part = slice(start, min(start + size, n))
-            wide = xp.astype(omega[part, ...], xp.float64)
-            block = Samples.on_prior(channel, y[part, ...], wide, root, accuracy, start)
+            rows = slice(start, min(start + size, n))
+            wide = xp.astype(omega[rows, ...], xp.float64)
+            block = Samples.on_prior(channel, y[rows, ...], wide, root, accuracy, start)
             blocks.append(_on_one_line(block) if P * C == 1 else _from_prior(block))
-    return Moments(*(xp.concat(list(column), axis=0) for column in zip(*blocks)))
+    return PosteriorMoments(*(xp.concat(list(column), axis=0) for column in zip(*blocks)))
 
 
-def _from_prior(block: Samples) -> Moments:
+def _from_prior(block: Samples) -> PosteriorMoments:
     """Posterior moments from points drawn from the prior; samples with too few effective points use another method."""
     accuracy = block.accuracy
-    found = _on_points(block, POINTS)
+    moments = _on_points(block, POINTS)
     # Where errors of single samples average out, a few effective points will do.
     enough = (1.0 if accuracy.effort > 1 else 0.2) * ENOUGH
-    easy = found.effective >= enough * POINTS * REPLICATES
-    return _redone(block, _with_more_points(block, found, easy), ~easy, _hard)
+    easy = moments.effective >= enough * POINTS * REPLICATES
+    return _redone(block, _with_more_points(block, moments, easy), ~easy, _hard)
 
 
-def _hard(block: Samples) -> Moments:
+def _hard(block: Samples) -> PosteriorMoments:
     """Mask of samples whose posterior the prior's points barely cover, because it is a thin sheet or a small region."""
     accuracy = block.accuracy
     if block.d > 3:
         return _from_fit(block)
     # Lines through all of the prior miss no part of a sheet; a fit might settle on one.
-    found = _on_lines(block, LINES)
-    met = found.effective >= TRUSTED
+    moments = _on_lines(block, LINES)
+    met = moments.effective >= TRUSTED
     if accuracy.effort > 1:
-        found = _redone(block, found, met & (found.error > accuracy.target), partial(_on_lines, count=4 * LINES))
-    return _redone(block, found, ~met, _from_fit)
+        moments = _redone(block, moments, met & (moments.error > accuracy.target), partial(_on_lines, count=4 * LINES))
+    return _redone(block, moments, ~met, _from_fit)
 
 
-def _from_fit(block: Samples) -> Moments:
+def _from_fit(block: Samples) -> PosteriorMoments:
     """Posterior moments from points of a fitted Gaussian, or along lines where these points are ineffective too."""
     block = block.fitted()
-    found = _on_points(block, POINTS)
-    thin = found.effective < THIN * POINTS * REPLICATES
+    moments = _on_points(block, POINTS)
+    thin = moments.effective < THIN * POINTS * REPLICATES
     lines = LINES if block.d <= 3 else 4 * LINES
-    return _redone(block, _with_more_points(block, found, ~thin), thin, partial(_on_lines, count=lines))
+    return _redone(block, _with_more_points(block, moments, ~thin), thin, partial(_on_lines, count=lines))
 
 
-def _with_more_points(block: Samples, found: Moments, where: Array) -> Moments:
+def _with_more_points(block: Samples, moments: PosteriorMoments, mask: Array) -> PosteriorMoments:
     """Repeat with four times as many points for samples whose error is above the target, within the limit on effort."""
     count, effort = 4 * POINTS, block.accuracy.effort
     while effort > 1:
-        wrong = where & (found.error > block.accuracy.target)
-        found = _redone(block, found, wrong, partial(_on_points, count=count))
+        inaccurate = mask & (moments.error > block.accuracy.target)
+        moments = _redone(block, moments, inaccurate, partial(_on_points, count=count))
         count, effort = 4 * count, effort // 4
-    return found
+    return moments
 
 
-def _redone(block: Samples, found: Moments, mask: Array, method: Callable[[Samples], Moments]) -> Moments:
+def _redone(
+    block: Samples, moments: PosteriorMoments, mask: Array, method: Callable[[Samples], PosteriorMoments]
+) -> PosteriorMoments:
     """Moments with those of the samples in ``mask`` recomputed, 128 samples at a time."""
     xp = block.xp
     rows = xp.nonzero(mask)[0]
     starts = range(0, rows.shape[0], 128)
     if not starts:
-        return found
-    parts = [method(block.take(rows[i : min(i + 128, rows.shape[0])])) for i in starts]
-    return Moments(*(put_at_mask(old, mask, xp.concat(list(new), axis=0)) for old, new in zip(found, zip(*parts))))
+        return moments
+    recomputed = [method(block.take(rows[i : min(i + 128, rows.shape[0])])) for i in starts]
+    replacements = [xp.concat(list(blocks), axis=0) for blocks in zip(*recomputed)]
+    return PosteriorMoments(*(put_at_mask(column, mask, rows) for column, rows in zip(moments, replacements)))
 
 
-def _on_one_line(block: Samples) -> Moments:
+def _on_one_line(block: Samples) -> PosteriorMoments:
     """Posterior moments for one latent dimension, by adaptive quadrature that looks for narrow peaks."""
     accuracy, device = block.accuracy, array_api_compat.device(block.omega)
 
     def log_weight(t: Array, lines: Array) -> Array:
         return block.log_likelihood(t[..., None], lines)
 
-    found = line_moments(
+    moments = line_moments(
         log_weight, block.omega.shape[0], block.xp, device,
         tolerance=min(accuracy.target, ONE_LINE), search=accuracy.effort > 0,
     )  # fmt: skip
-    mean = found.mean[:, None]
-    return Moments(found.log_norm, mean, found.square[:, None, None], found.error, mean, mean, found.log_norm)
+    mean = moments.mean[:, None]
+    return PosteriorMoments(
+        moments.log_norm, mean, moments.square[:, None, None], moments.error, mean, mean, moments.log_norm
+    )
 
 
-def _on_lines(block: Samples, count: int) -> Moments:
+def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     """Posterior moments by adaptive quadrature along ``count`` parallel lines per sample and replicate."""
     xp, (R, n, d), device = block.xp, block.mean.shape, array_api_compat.device(block.omega)
     direction = xp.matmul(block.factor, block.axis[..., None])[..., 0]
@@ -146,13 +161,13 @@ def _on_lines(block: Samples, count: int) -> Moments:
         weight = block.log_weight(start + t[..., None] * way, xp.take(owner, lines))
         return weight + t * t / 2 + xp.take(constant, lines)[:, None]
 
-    found = line_moments(log_weight, R * n * count, xp, device, tolerance=2e-3, reach=8.0, rounds=20, search=False)
-    weight, mean, square = (xp.reshape(a, (R, n, count)) for a in found[:3])
+    moments = line_moments(log_weight, R * n * count, xp, device, tolerance=2e-3, reach=8.0, rounds=20, search=False)
+    weight, mean, square = (xp.reshape(a, (R, n, count)) for a in moments[:3])
     scatter = clip(square - mean * mean, 0.0, None)
     return _gathered(block, weight, base + mean[..., None] * along, scatter[..., None] * along)
 
 
-def _on_points(block: Samples, count: int) -> Moments:
+def _on_points(block: Samples, count: int) -> PosteriorMoments:
     """Posterior moments by importance sampling with ``count`` quasi-random points per sample and replicate."""
     xp, (R, n, d) = block.xp, block.mean.shape
     nodes, u = block.placed(block.points(d, count, "likelihood: modes"))
@@ -161,7 +176,7 @@ def _on_points(block: Samples, count: int) -> Moments:
     return _gathered(block, xp.reshape(weight, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2, u)
 
 
-def _gathered(block: Samples, weight: Array, points: Array, scatter: Array | None = None) -> Moments:
+def _gathered(block: Samples, weight: Array, points: Array, scatter: Array | None = None) -> PosteriorMoments:
     """Combine log-weights (R, n, K) and points (R, n, K, d) of independent replicates into posterior moments.
 
     ``scatter`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the spread
@@ -183,8 +198,8 @@ def _gathered(block: Samples, weight: Array, points: Array, scatter: Array | Non
     alive = norm > 0
     safe = xp.where(alive, norm, xp.ones_like(norm))
     mean = xp.mean(means, axis=0) / safe[:, None]
-    unknown = xp.astype(~alive, xp.float64)[:, None, None] * xp.eye(d, **matching(mean))
-    square = xp.mean(squares, axis=0) / safe[:, None, None] + unknown
+    fallback = xp.astype(~alive, xp.float64)[:, None, None] * xp.eye(d, **matching(mean))
+    square = xp.mean(squares, axis=0) / safe[:, None, None] + fallback
     # Standard error of a ratio over the replicates.
     residuals = xp.sum((means - norms[..., None] * mean) ** 2, axis=(0, 2))
     error = xp.sqrt(residuals / (R * (R - 1) * d)) / safe
@@ -196,8 +211,8 @@ def _gathered(block: Samples, weight: Array, points: Array, scatter: Array | Non
     halves = []
     for group in (slice(0, R // 2), slice(R // 2, R)):
         mass = xp.sum(norms[group, :], axis=0)
-        good = mass > 1e-3 * norm
-        estimate = xp.sum(means[group, ...], axis=0) / xp.where(good, mass, xp.ones_like(mass))[:, None]
-        halves.append(xp.where(good[:, None], estimate, mean))
+        populated = mass > 1e-3 * norm
+        estimate = xp.sum(means[group, ...], axis=0) / xp.where(populated, mass, xp.ones_like(mass))[:, None]
+        halves.append(xp.where(populated[:, None], estimate, mean))
     log_norm = xp.where(alive, top + xp.log(safe), top)
-    return Moments(log_norm, mean, square, error, halves[0], halves[1], effective)
+    return PosteriorMoments(log_norm, mean, square, error, halves[0], halves[1], effective)

@@ -60,8 +60,8 @@ def is_noisy(channel: Any, z: Array) -> bool:
         channel.forward(z)
     except (ValueError, TypeError, AttributeError, AssertionError):  # rng is required, or None has no such method
         return True
-    first, second = (np.asarray(channel.forward(z, rng=np.random.default_rng(k))) for k in (0, 1))
-    return not np.array_equal(first, second)
+    labels_0, labels_1 = (np.asarray(channel.forward(z, rng=np.random.default_rng(k))) for k in (0, 1))
+    return not np.array_equal(labels_0, labels_1)
 
 
 def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
@@ -84,8 +84,8 @@ def is_exact(channel: Any, sites: int) -> bool:
         return False
     z = probe(channel, sites, 64)
     move = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)
-    first, second = (np.asarray(channel.forward(at)).reshape(len(z), -1) for at in (z, z + move))
-    return bool((first != second).any(axis=1).mean() > 0.02)
+    labels, moved_labels = (np.asarray(channel.forward(at)).reshape(len(z), -1) for at in (z, z + move))
+    return bool((labels != moved_labels).any(axis=1).mean() > 0.02)
 
 
 def few_labels(channel: Any, sites: int) -> Host | None:
@@ -134,7 +134,9 @@ def _unseen(channel: Any, sites: int, transformation: Array) -> bool:
     if channel.log_likelihood is not None:
         y = np.asarray(channel.forward(z, rng=monte_carlo_rng("symmetry: labels")))
         with np.errstate(all="ignore"):
-            one, two = (np.asarray(channel.log_likelihood(y, at), dtype=float) for at in (z, turned))
-        return bool(np.allclose(one, two, rtol=1e-6, atol=1e-6))
-    one, two = (np.asarray(channel.forward(at, rng=monte_carlo_rng("symmetry: labels"))) for at in (z, turned))
-    return bool(np.allclose(one, two, rtol=1e-6, atol=1e-9))
+            original, transformed = (np.asarray(channel.log_likelihood(y, at), dtype=float) for at in (z, turned))
+        return bool(np.allclose(original, transformed, rtol=1e-6, atol=1e-6))
+    original, transformed = (
+        np.asarray(channel.forward(at, rng=monte_carlo_rng("symmetry: labels"))) for at in (z, turned)
+    )
+    return bool(np.allclose(original, transformed, rtol=1e-6, atol=1e-9))

@@ -15,11 +15,11 @@ import numpy as np
 from smimbench.backend.arrays import NUMPY
 from smimbench.derive.integrate import BLOCK, ONE_LINE, integrate
 from smimbench.derive.sampled_information import Labels, label_means
-from smimbench.derive.samples import Accuracy, reflected
+from smimbench.derive.samples import PosteriorAccuracy, reflected
 from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
-from smimbench.numerics.memo import kept
+from smimbench.numerics.memo import cached_on
 from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -32,9 +32,9 @@ narrow a boundary; doubled, earlier."""
 FAINT = 0.02
 """Relative overlap below which labels that see no sign are interpolated to zero; doubled, earlier."""
 WIDTHS = ((1.0, 512), (1.6, 256), (2.6, 256))
-"""Standard deviations of the Gaussians from which points come, and their numbers; more points cost as much more."""
-LOST = 4e-3
-"""Share of the information in labels that too few points meet to be counted; it halves where points are doubled."""
+"""Standard deviations of the Gaussians that points are drawn from, and numbers of points; the cost is proportional to these."""
+OMITTED_SHARE = 4e-3
+"""Share of the information in labels that too few points reach to be counted; it halves where points are doubled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +69,10 @@ class LikelihoodInformation:
             value, error = self._of_scalars(Q.ravel(), V.ravel())
         else:
             pairs = zip(Q.reshape(-1, P, P), V.reshape(-1, P, P))
-            value, error = (np.stack(part) for part in zip(*(self._estimate(*pair) for pair in pairs)))
-        how = "posterior integrated from the likelihood" if self.labels is None else "labels added up"
-        sampled = f"Monte Carlo ({SCRAMBLES} Sobol scrambles; {how})"
+            estimates = [self._estimate(*pair) for pair in pairs]
+            value, error = (np.stack(column) for column in zip(*estimates))
+        source = "posterior integrated from the likelihood" if self.labels is None else "labels added up"
+        sampled = f"Monte Carlo ({SCRAMBLES} Sobol scrambles; {source})"
         method = "nested quadrature of the likelihood" if self.is_exact else sampled
         return Uncertain(value.reshape(shape), error.reshape(shape), method)
 
@@ -82,25 +83,27 @@ class LikelihoodInformation:
 
     def _of_scalars(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information and its error for overlaps (N,) of one component; close to 0 and 1 from the known limits."""
-        least = 0.0 if self.labels is None else NARROWEST if self.is_exact else THINNEST
-        far = least * Q > V
-        at = np.where(far, least * Q, V)
+        narrowest = 0.0 if self.labels is None else NARROWEST if self.is_exact else THINNEST
+        far = narrowest * Q > V
+        at = np.where(far, narrowest * Q, V)
         value, error = self._at(Q + V - at, at)
         if far.any():
             # So few labels are in doubt that none would be met; their share follows a power law on the way there.
             wider, doubt = self._at((Q + V - 10 * at)[far], 10 * at[far])
-            here, distance = value[far], np.log(at[far] / V[far])
+            information, distance = value[far], np.log(at[far] / V[far])
             with np.errstate(all="ignore"):
                 # Labels tell at most the width of the posterior, and never less of a narrower one.
-                power = np.where((here > 0) & (wider > 0), np.clip(np.log10(here / wider), 0.0, 1.0), 0.0)
-                spread = error[far] / here * (1 + distance / math.log(10)) + doubt / wider * distance / math.log(10)
-            value[far] = here * np.exp(power * distance)
+                power = np.where((information > 0) & (wider > 0), np.clip(np.log10(information / wider), 0.0, 1.0), 0.0)
+                spread = error[far] / information * (1 + distance / math.log(10))
+                spread = spread + doubt / wider * distance / math.log(10)
+            value[far] = information * np.exp(power * distance)
             error[far] = value[far] * np.minimum(np.nan_to_num(spread, nan=1.0), 1.0)
         total = Q + V
         for k in np.flatnonzero((FAINT * total > Q) & self.blind_to_signs & (not self.is_exact)):
             # Labels that see no sign tell nothing at first, and then in proportion to what is known.
             start, faint = self.susceptibility(total[k]), FAINT * total[k]
-            end, doubt = (float(part[0]) / faint for part in self._at(np.array([faint]), np.array([total[k] - faint])))
+            ends, doubts = self._at(np.array([faint]), np.array([total[k] - faint]))
+            end, doubt = float(ends[0]) / faint, float(doubts[0]) / faint
             share = Q[k] / faint
             value[k] = Q[k] * (start.value + (end - start.value) * share)
             error[k] = Q[k] * math.hypot(start.error, doubt * share)
@@ -111,10 +114,11 @@ class LikelihoodInformation:
         if self.is_exact:
             return self._by_quadrature(Q, V)
 
-        def one(q: float, v: float) -> tuple[Host, Host]:
-            return kept(self, "values", lambda: self._estimate(np.array([[q]]), np.array([[v]])), key=(q, v))
+        def estimate(q: float, v: float) -> tuple[Host, Host]:
+            return cached_on(self, "values", lambda: self._estimate(np.array([[q]]), np.array([[v]])), key=(q, v))
 
-        value, error = (np.array(part).reshape(-1) for part in zip(*map(one, Q.tolist(), V.tolist())))
+        estimates = list(map(estimate, Q.tolist(), V.tolist()))
+        value, error = (np.array(column).reshape(-1) for column in zip(*estimates))
         return value, error
 
     def susceptibility(self, V: float) -> Uncertain:
@@ -126,9 +130,9 @@ class LikelihoodInformation:
         def strength(y: Host, V: float = V) -> tuple[Host, Host]:
             """Density (n,) of labels, up to a factor, and the square that is averaged over them."""
             omega = np.zeros((len(y), 1, self.sites))
-            found = integrate(self.channel, y, omega, np.array([[V]]), Accuracy(self.target, effort=1))
-            G = (found.square - np.eye(self.sites)) / V
-            return np.exp(found.log_norm), (G * G).sum((1, 2))
+            moments = integrate(self.channel, y, omega, np.array([[V]]), PosteriorAccuracy(self.target, effort=1))
+            G = (moments.square - np.eye(self.sites)) / V
+            return np.exp(moments.log_norm), (G * G).sum((1, 2))
 
         def evaluate() -> Uncertain:
             drawn = []
@@ -139,10 +143,10 @@ class LikelihoodInformation:
             if self.dimension == drawn[0][0].size == 1:
                 nodes, weights = _panels(np.concatenate(drawn).ravel())
                 y = nodes.reshape(-1, *drawn[0].shape[1:])
-                (density, square), (other, _) = strength(y), strength(y, V / 2)
+                (density, square), (narrower_density, _) = strength(y), strength(y, V / 2)
                 mass = weights * density
                 # The likelihood may lack a factor; one that depends on y changes the norm with the law of the latents.
-                unlike = abs(float(weights @ other / mass.sum()) - 1)
+                unlike = abs(float(weights @ narrower_density / mass.sum()) - 1)
                 if unlike < 1e-3:
                     value = float(mass @ square / mass.sum())
                     return Uncertain(value, value * (10 * unlike + 1e-6), "quadrature")
@@ -150,20 +154,20 @@ class LikelihoodInformation:
             error = float(np.std(estimates, ddof=1)) / math.sqrt(SCRAMBLES)
             return Uncertain(float(np.mean(estimates)), error, "Monte Carlo")
 
-        return kept(self, "slopes", evaluate, key=V)
+        return cached_on(self, "slopes", evaluate, key=V)
 
     def _estimate(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information and its error (P, P), by sums over labels or by drawn labels; repeated with more points if too
         inaccurate.
         """
-        method, points, good = (
+        method, points, tolerance = (
             (self._over_samples, 256, 1.5e-2) if self.labels is None else (self._sum_over_labels, 64, 1e-3)
         )
         # Several components are found by iterating: a number of points that changed on the way would never settle.
         value, error = method(Q, V, points if self.components == 1 else max(points, 128))
-        if self.components == 1 and error[0, 0] > good * value[0, 0]:
+        if self.components == 1 and error[0, 0] > tolerance * value[0, 0]:
             value, error = method(Q, V, 4 * points)
-        return value, error if self.labels is None else np.hypot(error, LOST * value)
+        return value, error if self.labels is None else np.hypot(error, OMITTED_SHARE * value)
 
     def _sum_over_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
         """``E sum_y P(y | omega) g g^T`` and its error."""
@@ -178,8 +182,8 @@ class LikelihoodInformation:
             axes /= np.linalg.norm(axes, axis=2, keepdims=True)
             sets = [_wide_points(d, 2 * scramble + half) for half in range(2)]
             step = max(1, BLOCK // sets[0][0].size)
-            parts = [slice(start, start + step) for start in range(0, points, step)]
-            total = sum(self._squares(omega[part], root_V, sets, axes[:, part]) for part in parts)
+            chunks = [slice(start, start + step) for start in range(0, points, step)]
+            total = sum(self._squares(omega[chunk], root_V, sets, axes[:, chunk]) for chunk in chunks)
             blocks = symmetric(total / points).reshape(P, C, P, C)
             estimates.append(white @ np.einsum("pcqc->pq", blocks) @ white)
         return np.mean(estimates, axis=0), np.std(estimates, axis=0, ddof=1) / math.sqrt(SCRAMBLES)
@@ -214,26 +218,26 @@ class LikelihoodInformation:
                 at = lines // len(labels)
                 z = omega[at][:, None] + spread[at][:, None] * u
                 y = np.repeat(labels[lines % len(labels)], u.shape[1], axis=0)
-                found = np.asarray(self.channel.log_likelihood(y, z.reshape(-1, 1, 1)), dtype=float)
-                return np.maximum(found, IMPOSSIBLE).reshape(u.shape)
+                log_likelihood = np.asarray(self.channel.log_likelihood(y, z.reshape(-1, 1, 1)), dtype=float)
+                return np.maximum(log_likelihood, IMPOSSIBLE).reshape(u.shape)
 
             count = len(omega) * len(labels)
-            found = line_moments(log_weight, count, NUMPY, None, tolerance=tolerance, search=False)
-            chance = np.exp(np.clip(found.log_norm, -700, None))
-            return (chance * found.mean**2).reshape(len(omega), len(labels)).sum(axis=1)
+            moments = line_moments(log_weight, count, NUMPY, None, tolerance=tolerance, search=False)
+            chance = np.exp(np.clip(moments.log_norm, -700, None))
+            return (chance * moments.mean**2).reshape(len(omega), len(labels)).sum(axis=1)
 
         def log_square(t: Array, lines: Array) -> Array:
             omega = (scale[lines][:, None] * t).ravel()
             spread = np.broadcast_to(width[lines][:, None], t.shape).ravel()
             step = max(1, BLOCK // (80 * len(labels)))
-            parts = [inner(omega[i : i + step], spread[i : i + step]) for i in range(0, len(omega), step)]
-            return np.log(np.concatenate(parts)).reshape(t.shape)
+            sums = [inner(omega[i : i + step], spread[i : i + step]) for i in range(0, len(omega), step)]
+            return np.log(np.concatenate(sums)).reshape(t.shape)
 
         with np.errstate(all="ignore"):
-            found = line_moments(log_square, len(Q), NUMPY, None, tolerance=tolerance)
-        value = np.exp(found.log_norm) / V
+            moments = line_moments(log_square, len(Q), NUMPY, None, tolerance=tolerance)
+        value = np.exp(moments.log_norm) / V
         # The rule keeps the error of the norm below ten times that of the mean.
-        return value, np.where(value > 0, value * np.clip(10 * found.error, 0.0, 1.0), 0.0)
+        return value, np.where(value > 0, value * np.clip(10 * moments.error, 0.0, 1.0), 0.0)
 
     def _over_samples(self, Q: Array, V: Array, points: int) -> tuple[Array, Array]:
         """Information and its error from drawn labels; each factor of the product uses an independent half of the points."""
@@ -248,9 +252,9 @@ class LikelihoodInformation:
             y = np.asarray(
                 self.channel.forward(omega + shift, rng=monte_carlo_rng("likelihood information: labels", scramble))
             )
-            found = integrate(self.channel, y, omega, V, Accuracy(10 * self.target, effort=1))
-            one, two = (half.reshape(points, P, C) for half in (found.half, found.other_half))
-            return Labels(normal[:, 0], normal[:, 1], (one, two))
+            moments = integrate(self.channel, y, omega, V, PosteriorAccuracy(10 * self.target, effort=1))
+            means = moments.half.reshape(points, P, C), moments.other_half.reshape(points, P, C)
+            return Labels(normal[:, 0], normal[:, 1], means)
 
         return label_means(labels, Q, V, scrambles=SCRAMBLES)[:2]
 

@@ -71,10 +71,10 @@ class WhitenedModel:
     def _whitened(self, z: Array, trace: Array | None) -> Array:
         """Latents (..., n, P, C) from those of the model and traces (..., P) of the signal."""
         xp = namespace(z)
-        found = xp.matmul(z, xp.asarray(self._inverse.T, **matching(z)))
+        whitened = xp.matmul(z, xp.asarray(self._inverse.T, **matching(z)))
         if trace is None:
-            return found
-        return found + trace[..., None, :, None] * xp.asarray(self._shift, **matching(z))
+            return whitened
+        return whitened + trace[..., None, :, None] * xp.asarray(self._shift, **matching(z))
 
     def _mixed(self, g: Array) -> tuple[Array, Array]:
         """The transpose: gradients with respect to the model's latents, and (..., P) to the traces."""
@@ -91,26 +91,26 @@ class WhitenedModel:
         return self._whitened(z, namespace(signal).linalg.trace(signal) / math.sqrt(dimension))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Adjoint of ``forward``, in the units of the model's."""
+        """Adjoint of ``forward``, in the units of the model's adjoint."""
         back, trace = self._mixed(g)
-        found = self.model.adjoint(inputs, back)
+        gradient = self.model.adjoint(inputs, back)
         if self.model.rank == "low":
-            return found
-        dimension = found.shape[-1]
+            return gradient
+        dimension = gradient.shape[-1]
         scale = self.model.adjoint_scale(dimension) / math.sqrt(dimension)
-        eye = namespace(found).eye(dimension, dtype=found.dtype, device=array_api_compat.device(found))
-        return found + scale * trace[..., None, None] * eye
+        eye = namespace(gradient).eye(dimension, dtype=gradient.dtype, device=array_api_compat.device(gradient))
+        return gradient + scale * trace[..., None, None] * eye
 
     @property
     def forward_gram(self) -> Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None:
-        """The model's, for whitened latents."""
-        own = self.model.forward_gram
-        if own is None:
+        """The model's ``forward_gram`` for whitened latents; None without one."""
+        forward_gram = self.model.forward_gram
+        if forward_gram is None:
             return None
 
         def forward(inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
             root = math.sqrt(factor.shape[-2])
-            z, pull = own(inputs, factor)
+            z, pull = forward_gram(inputs, factor)
 
             def pulled(g: Array) -> Array:
                 back, trace = self._mixed(g)
@@ -151,27 +151,27 @@ class MixedChannel(Channel):
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Labels of the whitened latents."""
-        found: Array = self.channel.forward(self.apply(self.mixing, z), rng=rng)
-        return found
+        labels: Array = self.channel.forward(self.apply(self.mixing, z), rng=rng)
+        return labels
 
     @property
     def log_likelihood(self) -> Any:  # type: ignore[override]
         """The channel's own, of the whitened latents; None without one."""
-        own = self.channel.log_likelihood
-        return None if own is None else lambda y, z: own(y, self.apply(self.mixing, z))
+        log_likelihood = self.channel.log_likelihood
+        return None if log_likelihood is None else lambda y, z: log_likelihood(y, self.apply(self.mixing, z))
 
     @property
     def predict(self) -> Any:  # type: ignore[override]
         """The channel's own, of the whitened latents; None without one."""
-        own = self.channel.predict
-        return None if own is None else lambda z: own(self.apply(self.mixing, z))
+        predict = self.channel.predict
+        return None if predict is None else lambda z: predict(self.apply(self.mixing, z))
 
     @property
     def vjp(self) -> Any:  # type: ignore[override]
         """The channel's own, of the whitened latents; None without one."""
-        own = self.channel.vjp
+        vjp = self.channel.vjp
         mixing = self.mixing
-        return None if own is None else lambda z, g: self.apply(mixing.T, own(self.apply(mixing, z), g))
+        return None if vjp is None else lambda z, g: self.apply(mixing.T, vjp(self.apply(mixing, z), g))
 
 
 def mixed_channel(channel: Any, mixing: Host) -> Any:

@@ -28,8 +28,8 @@ def complete_prior(prior: Any, model: Model) -> Any:
         If it gives neither ``denoise`` nor a law that the engine can use with this model.
     """
     with_defaults(Prior, type(prior))
-    needed = ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap")
-    if all(gives(Prior, type(prior), name) for name in needed):
+    members = ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap")
+    if all(gives(Prior, type(prior), name) for name in members):
         return prior
     who = f"prior {getattr(prior, 'name', type(prior).__name__)!r}"
     if gives(Prior, type(prior), "denoise"):
@@ -50,8 +50,8 @@ def complete_prior(prior: Any, model: Model) -> Any:
 def denoise_step(prior: Any, R: Array, Qhat: Array) -> Denoised:
     """Call ``denoise`` within an iteration at finite size, with ``continued=True`` where the prior accepts that argument."""
     options = {"continued": True} if takes(prior.denoise, "continued") else {}
-    found: Denoised = prior.denoise(R, Qhat, **options)
-    return found
+    denoised: Denoised = prior.denoise(R, Qhat, **options)
+    return denoised
 
 
 def why_theory_only(prior: Any, components: int) -> str | None:

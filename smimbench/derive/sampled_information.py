@@ -35,8 +35,8 @@ SCRAMBLES = 16
 POINTS = 2**10
 """Labels in each; doubled, errors fall by 1.4 to 2 and the cost doubles."""
 ROUNDED = 1e-6
-"""V, in units of the second moment, below which second moments are no control variates; doubled, errors there are a little larger
-for it."""
+"""V, in units of the second moment, below which second moments are not used as control variates; doubled, errors there are a
+little larger."""
 
 
 class Labels(NamedTuple):
@@ -134,14 +134,16 @@ def label_means(
             columns.append(symmetric(np.einsum("nacd,nbcd->nab", *drawn.responses))[:, *pairs])
         samples.append(np.concatenate(columns, axis=1))
         zeros.append(_controls(drawn, V, free))
-    found = [np.zeros((P, P)) for _ in range(5)]
+    means = [np.zeros((P, P)) for _ in range(5)]
     for k, row in enumerate(controlled_mean(samples, zeros, faintest=faintest, collinear=collinear)):
-        found[k][upper] = found[k].T[upper] = row[:count]
+        means[k][upper] = means[k].T[upper] = row[:count]
         for a, b, entry in zip(*pairs, row[count:]):
             i, j = free[a], free[b]
-            found[2 + k][i, j] = found[2 + k][j, i] = entry / (V[i, i] * V[j, j])
-    found[4][upper] = found[4].T[upper] = effective_sample_size(np.concatenate([part[:, :count] for part in samples]))
-    return LabelMeans(*found)
+            means[2 + k][i, j] = means[2 + k][j, i] = entry / (V[i, i] * V[j, j])
+    means[4][upper] = means[4].T[upper] = effective_sample_size(
+        np.concatenate([sample[:, :count] for sample in samples])
+    )
+    return LabelMeans(*means)
 
 
 def _outer(a: Host, b: Host) -> Host:
@@ -152,12 +154,12 @@ def _outer(a: Host, b: Host) -> Host:
 
 def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
     """Control variates: random numbers with known mean zero, (n, K)."""
-    one, two = drawn.means
-    n, P, C = one.shape
+    first_mean, second_mean = drawn.means
+    n, P, C = first_mean.shape
     upper = np.triu_indices(P)
     identity = C * np.eye(P)
-    mean = 0.5 * (one + two)
-    square = symmetric(_outer(one, two))
+    mean = 0.5 * (first_mean + second_mean)
+    square = symmetric(_outer(first_mean, second_mean))
     rows = [
         (square - symmetric(_outer(mean, drawn.truth)))[:, *upper],
         _outer(drawn.omega, mean).reshape(n, -1),
@@ -170,11 +172,13 @@ def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
         z = (symmetric_root(V) @ drawn.truth)[:, free]
         spread = np.diagonal(V)[free][:, None, None]
         surprise = z[..., :, None] * z[..., None, :] / spread - np.eye(C)
-        first, second = drawn.responses
-        rows.append((0.5 * (first + second) * surprise - first * second).sum((2, 3)))
+        first_response, second_response = drawn.responses
+        rows.append(
+            (0.5 * (first_response + second_response) * surprise - first_response * second_response).sum((2, 3))
+        )
         rows.append((surprise**2).sum((2, 3)) - C * (C + 1))
         if drawn.second is not None:
-            rows.append(np.trace(first, axis1=2, axis2=3))
+            rows.append(np.trace(first_response, axis1=2, axis2=3))
     return np.concatenate(rows, axis=1)
 
 
@@ -208,35 +212,35 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array) -> tuple[Uncer
         omega = root_Q @ normal[:, 0]
         rng = monte_carlo_rng("information: labels", scramble)
         y = channel.forward(omega + root_V @ normal[:, 1], rng=rng)
-        found = checked_posterior(channel.posterior(y, omega, V, second_moment=True, rng=rng), omega)
-        posterior_errors.append(float(found.error))
-        mean = white @ (found.mean - omega)
-        if found.second_moment is None:  # a channel may do without, where signs are seen
+        posterior = checked_posterior(channel.posterior(y, omega, V, second_moment=True, rng=rng), omega)
+        posterior_errors.append(float(posterior.error))
+        mean = white @ (posterior.mean - omega)
+        if posterior.second_moment is None:  # a channel may do without, where signs are seen
             has_moments = False
             return Labels(normal[:, 0], normal[:, 1], (mean, mean))
-        full: Any = checked_posterior(found, omega, second_moment=True).second_moment
+        full: Any = checked_posterior(posterior, omega, second_moment=True).second_moment
         responses = np.zeros((POINTS, len(free), sites, sites))
         for k, a in enumerate(free):
             responses[:, k] = full[:, a, :, a, :] / V[a, a] - np.eye(sites)
         second = None
         if exact:
-            product = found.mean @ np.swapaxes(omega, 1, 2)
+            product = posterior.mean @ np.swapaxes(omega, 1, 2)
             moment = np.einsum("npcqc->npq", full) - product - np.swapaxes(product, 1, 2) + _outer(omega, omega)
             second = white @ moment @ white
         return Labels(normal[:, 0], normal[:, 1], (mean, mean), second, (responses, responses))
 
-    found = label_means(labels, Q, V)
+    means = label_means(labels, Q, V)
     # An error of the posterior mean adds its square to the mean square.
     bias = sites * max(posterior_errors) ** 2
     # A mean that hardly any labels carry, or none, may have missed those that would: neither is its error known.
-    few = found.effective < FEWEST_EFFECTIVE
-    error = np.where(few, np.maximum(found.information_error, np.abs(found.information)), found.information_error)
+    few = means.effective < FEWEST_EFFECTIVE
+    error = np.where(few, np.maximum(means.information_error, np.abs(means.information)), means.information_error)
     size = np.abs(white)
     scale = np.diagonal(V)
-    wanted = np.isin(np.arange(P), free)
-    response_error = found.susceptibility_error + sites * bias * np.outer(wanted / scale, wanted / scale)
+    is_free = np.isin(np.arange(P), free)
+    response_error = means.susceptibility_error + sites * bias * np.outer(is_free / scale, is_free / scale)
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS} labels)"
     return (
-        Uncertain(found.information, error + bias * (size @ np.ones((P, P)) @ size), method),
-        Uncertain(found.susceptibility, response_error if has_moments else np.full((P, P), np.inf), method),
+        Uncertain(means.information, error + bias * (size @ np.ones((P, P)) @ size), method),
+        Uncertain(means.susceptibility, response_error if has_moments else np.full((P, P), np.inf), method),
     )

@@ -22,20 +22,20 @@ POINTS, LINES = 256, 16
 REPLICATES = 4
 """Independent copies whose spread is the error. Doubled: twice the cost, the error is known 1.4 times better."""
 ENOUGH = 0.1
-"""Fraction of effective points at which the prior's points will do. Doubled: more samples get a fit of their own."""
+"""Fraction of effective points at which points from the prior suffice. Doubled: more samples get a fit of their own."""
 THIN = 0.03
 """Fraction of effective points below which lines replace points. Doubled: more samples are integrated along lines."""
 TRUSTED = 20.0
-"""Effective points from which the spread of the replicates is the error. Doubled: errors are more careful."""
+"""Effective points needed to take the spread of the replicates as the error. Doubled: errors are more conservative."""
 FITTED = 0.15
-"""Fraction of effective points at which a fit has arrived. Doubled: fits take more rounds and are tighter."""
+"""Fraction of effective points at which a fit is complete. Doubled: fits take more rounds and are tighter."""
 INFLATION = 1.3
 """Factor of a fit's covariance. Doubled: tails are safer and more points are wasted."""
 ROUNDS = 40
 """Most rounds of a fit. Doubled: labels that are twice as improbable are found."""
 
 
-class Accuracy(NamedTuple):
+class PosteriorAccuracy(NamedTuple):
     """Accuracy target and work limit of an integral over a posterior.
 
     ``target`` is the error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``;
@@ -46,7 +46,7 @@ class Accuracy(NamedTuple):
     effort: int = 16
 
 
-class Moments(NamedTuple):
+class PosteriorMoments(NamedTuple):
     """``log Z`` (n,), ``E[u]`` (n, d), ``E[u u^T]`` (n, d, d), error of the mean (n,), two independent estimates of the mean, and
     how many points were effective (n,).
     """
@@ -72,13 +72,15 @@ class Samples:
     y: Array
     omega: Array
     root: Array
-    accuracy: Accuracy
+    accuracy: PosteriorAccuracy
     mean: Array
     factor: Array
     axis: Array
 
     @classmethod
-    def on_prior(cls, channel: Any, y: Array, omega: Array, root: Array, accuracy: Accuracy, start: int) -> Samples:
+    def on_prior(
+        cls, channel: Any, y: Array, omega: Array, root: Array, accuracy: PosteriorAccuracy, start: int
+    ) -> Samples:
         """Samples with integration points drawn from the prior; ``start`` numbers the block."""
         xp, device = namespace(omega), array_api_compat.device(omega)
         R, n, d = REPLICATES, omega.shape[0], omega.shape[1] * omega.shape[2]
@@ -129,14 +131,14 @@ class Samples:
         shift = self.root[0, 0] * shift if P == 1 else xp.matmul(self.root, shift)
         z = xp.reshape(omega[:, None, :, :] + xp.reshape(shift, (N, k, P, C)), (N * k, P, C))
         repeated = xp.reshape(xp.broadcast_to(y[:, None, ...], (N, k, *y.shape[1:])), (N * k, *y.shape[1:]))
-        found = xp.astype(self.channel.log_likelihood(repeated, z), xp.float64)
-        if found.shape != (N * k,):
+        log_likelihood = xp.astype(self.channel.log_likelihood(repeated, z), xp.float64)
+        if log_likelihood.shape != (N * k,):
             raise ValueError(
-                f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(found.shape)}"
+                f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(log_likelihood.shape)}"
             )
-        if bool(xp.any(xp.isnan(found) | (found == math.inf))):
+        if bool(xp.any(xp.isnan(log_likelihood) | (log_likelihood == math.inf))):
             raise ValueError("log_likelihood returned a number that is not finite (only -inf is allowed)")
-        return xp.reshape(clip(found, IMPOSSIBLE, None), (N, k))
+        return xp.reshape(clip(log_likelihood, IMPOSSIBLE, None), (N, k))
 
     def log_weight(self, u: Array, rows: Array) -> Array:
         """Logarithm of likelihood times prior up to a constant, (N, k)."""
@@ -159,20 +161,20 @@ class Samples:
         identity, going = covariance[:1, ...], owner >= 0
         for _ in range(ROUNDS):
             rows = xp.nonzero(going)[0]
-            here, wide, own = (xp.take(a, rows, axis=0) for a in (mean, covariance, nodes))
-            u = here[:, None, :] + xp.matmul(own, xp.matrix_transpose(xp.linalg.cholesky(wide)))
-            weight = self.log_weight(u, xp.take(owner, rows)) + xp.sum(own * own, axis=-1) / 2
-            rest = effective_count(weight, xp) < FITTED * count
-            going = put_at_mask(going, going, rest)
-            rows = xp.nonzero(rest)[0]
+            center, wide, points = (xp.take(a, rows, axis=0) for a in (mean, covariance, nodes))
+            u = center[:, None, :] + xp.matmul(points, xp.matrix_transpose(xp.linalg.cholesky(wide)))
+            weight = self.log_weight(u, xp.take(owner, rows)) + xp.sum(points * points, axis=-1) / 2
+            unfitted = effective_count(weight, xp) < FITTED * count
+            going = put_at_mask(going, going, unfitted)
+            rows = xp.nonzero(unfitted)[0]
             if not rows.shape[0]:
                 break
-            here, wide, u, weight = (xp.take(a, rows, axis=0) for a in (here, wide, u, weight))
-            centre, square = _tempered_fit(u, weight, here, wide, xp)
+            center, wide, u, weight = (xp.take(a, rows, axis=0) for a in (center, wide, u, weight))
+            fitted_center, square = _tempered_fit(u, weight, center, wide, xp)
             square = INFLATION * square + 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
             # Nothing found: look further out.
             alive = xp.max(weight, axis=1) > 0.5 * IMPOSSIBLE
-            mean = put_at_mask(mean, going, xp.where(alive[:, None], centre, here))
+            mean = put_at_mask(mean, going, xp.where(alive[:, None], fitted_center, center))
             covariance = put_at_mask(covariance, going, xp.where(alive[:, None, None], square, 4 * wide))
         factor = xp.linalg.cholesky(covariance)
         # Two peaks that no single Gaussian can tell apart lie along its longest axis: draw the lines that way.
@@ -188,8 +190,8 @@ def effective_count(weight: Array, xp: ModuleType) -> Array:
     """Effective number of points under log-weights (N, K); 0 where all are impossible."""
     top = xp.max(weight, axis=1, keepdims=True)
     p = xp.exp(clip(weight - top, -700.0, 0.0))
-    found = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1)
-    return xp.where(top[:, 0] > 0.5 * IMPOSSIBLE, found, xp.zeros_like(found))
+    effective = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1)
+    return xp.where(top[:, 0] > 0.5 * IMPOSSIBLE, effective, xp.zeros_like(effective))
 
 
 def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:

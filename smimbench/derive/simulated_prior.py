@@ -11,7 +11,7 @@ import numpy as np
 from smimbench.derive.derived_prior import DerivedPrior, error_curve
 from smimbench.interfaces import Host, Model
 from smimbench.numerics.linalg import inverse_root
-from smimbench.numerics.memo import kept
+from smimbench.numerics.memo import cached_on
 from smimbench.numerics.seeds import monte_carlo_rng
 
 
@@ -56,12 +56,12 @@ class SimulatedPrior(DerivedPrior):
                 squares.append(overlap + np.asarray(self.model.inner(signal - mean, signal - mean)))
             return np.stack(squares), overlap
 
-        return kept(self, "moments", simulate, key=components)
+        return cached_on(self, "moments", simulate, key=components)
 
     def second_moment(self, components: int) -> Host:
         """Second moment of the signal, as a mean over simulations."""
-        found: Host = self._moments(components)[0].mean(axis=0)
-        return found
+        moment: Host = self._moments(components)[0].mean(axis=0)
+        return moment
 
     def mean_overlap(self, components: int) -> Host:
         """Overlap of the prior mean with itself."""
@@ -80,8 +80,8 @@ class SimulatedPrior(DerivedPrior):
 
     def _error(self, Qhat: Host) -> Host:
         if len(Qhat) > 1:
-            found: Host = self._simulated(Qhat).mean(axis=0)
-            return found
+            error: Host = self._simulated(Qhat).mean(axis=0)
+            return error
         return self._curve()[0](np.diagonal(Qhat))[None, :]
 
     def _curve(self) -> tuple[Callable[[Host], Host], Host, Host]:
@@ -92,14 +92,14 @@ class SimulatedPrior(DerivedPrior):
             errors: dict[float, float] = {}
 
             def exact(information: float) -> float:
-                found = self._simulated(np.array([[information]]))
-                errors[math.log(information)] = float(_relative_error(found)[0])
-                return float(found.mean())
+                draws = self._simulated(np.array([[information]]))
+                errors[math.log(information)] = float(_relative_error(draws)[0])
+                return float(draws.mean())
 
             curve = error_curve(exact, variance, finest=8)
             return curve, np.array(list(errors)), np.array(list(errors.values()))
 
-        return kept(self, "curve", build)
+        return cached_on(self, "curve", build)
 
     def _simulated(self, Qhat: Host) -> Host:
         """Error V of ``denoise`` in every simulation (draws, P, P).
@@ -113,8 +113,8 @@ class SimulatedPrior(DerivedPrior):
         spread = inverse_root(Qhat, 1e-12)
         mean = self.mean(P, dimension)
         variances = self._moments(P)[0] - self._moments(P)[1]
-        known = float(np.trace(Qhat) * np.trace(variances.mean(axis=0))) / P**2
-        found = []
+        signal_to_noise = float(np.trace(Qhat) * np.trace(variances.mean(axis=0))) / P**2
+        errors = []
         for k in range(draws):
             rng = monte_carlo_rng("simulated prior", k)
             signal = self.prior.sample(rng, P, dimension)
@@ -122,18 +122,18 @@ class SimulatedPrior(DerivedPrior):
             R = signal + np.tensordot(spread, noise, axes=1)
             estimate = np.asarray(self.prior.denoise(R, Qhat).estimate)
             difference, learned = signal - estimate, estimate - mean
-            squared, own = (
+            squared, self_overlap = (
                 np.asarray(self.model.inner(difference, difference)),
                 np.asarray(self.model.inner(learned, learned)),
             )
-            found.append((variances[k] - own + known * squared) / (1 + known))
-        return np.stack(found)
+            errors.append((variances[k] - self_overlap + signal_to_noise * squared) / (1 + signal_to_noise))
+        return np.stack(errors)
 
 
 def _relative_error(draws: Host) -> Host:
     """Relative standard error (P,) of the diagonal of a mean over simulated matrices (draws, P, P)."""
-    each = np.diagonal(draws, axis1=1, axis2=2)
+    diagonals = np.diagonal(draws, axis1=1, axis2=2)
     # Wider by 1.3, so that four of the errors of eight simulations are as rare as four known ones.
-    sem = 1.3 * each.std(axis=0, ddof=1) / math.sqrt(len(each))
-    mean: Host = each.mean(axis=0)
+    sem = 1.3 * diagonals.std(axis=0, ddof=1) / math.sqrt(len(diagonals))
+    mean: Host = diagonals.mean(axis=0)
     return np.where(mean > 0, sem / np.where(mean > 0, mean, 1.0), 1.0)

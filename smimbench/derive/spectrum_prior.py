@@ -11,11 +11,11 @@ from smimbench.derive.derived_prior import LOWEST, DerivedLaw, below_linear, err
 from smimbench.interfaces import Array, Denoised, Host, Law, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
-from smimbench.numerics.memo import kept
+from smimbench.numerics.memo import cached_on
 from smimbench.numerics.quadrature import gauss_legendre
 
 FEW = 64
-"""So many eigenvalues are samples of a law, fewer are the law itself."""
+"""Number of eigenvalues from which they are treated as samples of a law; fewer are the law itself."""
 
 
 class SpectrumPrior(DerivedLaw):
@@ -75,13 +75,13 @@ class SpectrumPrior(DerivedLaw):
         """Eigenvalues of every signal of this dimension, ascending."""
         u = (np.arange(dimension) + 0.5) / dimension
         if self._quantile is not None:
-            found = np.asarray(to_host(self._quantile(u)), dtype=np.float64)
+            eigenvalues = np.asarray(to_host(self._quantile(u)), dtype=np.float64)
         elif self._samples.size < FEW:
-            found = self._samples[(u * self._samples.size).astype(int)]
+            eigenvalues = self._samples[(u * self._samples.size).astype(int)]
         else:
             at = (np.arange(len(self._samples)) + 0.5) / len(self._samples)
-            found = np.interp(u, at, self._samples)
-        return found / self.unit
+            eigenvalues = np.interp(u, at, self._samples)
+        return eigenvalues / self.unit
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
         """Draw a signal (P, D, D) on the host, float64, symmetric."""
@@ -102,8 +102,8 @@ class SpectrumPrior(DerivedLaw):
         """Means over eigenvalues under noise (see ``FreeConvolution.means``), also of the posterior, and the size of overlap
         fluctuations, about 1/D.
         """
-        own: Law = self.prior.law
-        return own._replace(spectral_means=self._law.means, fluctuation=lambda dimension: 2.0 / dimension)
+        law: Law = self.prior.law
+        return law._replace(spectral_means=self._law.means, fluctuation=lambda dimension: 2.0 / dimension)
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""
@@ -133,7 +133,7 @@ class SpectrumPrior(DerivedLaw):
         def exact(x: float) -> float:
             return float(self._law.mmse(1 / x, rtol=1e-5).value)
 
-        curve = kept(self, "curve", lambda: error_curve(exact, self.variance, finest=6, steady=1e-3))
+        curve = cached_on(self, "curve", lambda: error_curve(exact, self.variance, finest=6, steady=1e-3))
         return below_linear(curve(information), information, self.variance)
 
 
@@ -142,8 +142,8 @@ def _noise_of(Qhat: Host) -> Host:
     diagonal = np.diagonal(Qhat)
     with np.errstate(divide="ignore"):
         if is_diagonal(Qhat) or not np.isfinite(Qhat).all():
-            found: Host = 1 / np.where(diagonal < 0, 0.0, diagonal)
-            return found
+            noise: Host = 1 / np.where(diagonal < 0, 0.0, diagonal)
+            return noise
         values, vectors = np.linalg.eigh(Qhat)
         return np.asarray((vectors**2 / np.maximum(values, 1e-300)).sum(1))
 
@@ -153,11 +153,12 @@ def _probability_rule(order: int) -> tuple[Host, Host]:
     nodes, weights = gauss_legendre(order)
     # Panels halve towards both ends, down to 2^-24, so that the tails of an unbounded law are resolved.
     edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(23, -1, -1.0)])
-    left, right = edges[:-1], edges[1:]
-    split = np.concatenate([np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(left, right)] + [[0.5]])
-    left, right = split[:-1], split[1:]
-    u = ((left + right)[:, None] / 2 + (right - left)[:, None] / 2 * nodes).ravel()
-    w = ((right - left)[:, None] / 2 * weights).ravel()
+    lower, upper = edges[:-1], edges[1:]
+    starts = [np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(lower, upper)]
+    split = np.concatenate([*starts, [0.5]])
+    lower, upper = split[:-1], split[1:]
+    u = ((lower + upper)[:, None] / 2 + (upper - lower)[:, None] / 2 * nodes).ravel()
+    w = ((upper - lower)[:, None] / 2 * weights).ravel()
     return np.concatenate([u, 1 - u[::-1]]), np.concatenate([w, w[::-1]])
 
 

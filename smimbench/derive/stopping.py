@@ -28,7 +28,7 @@ LINGERING = 5e-3
 LARGEST_STEP = 1e-2
 """Squared step, in errors, up to which a lingering residual is accepted. Doubled: wider cycles count as fixed points."""
 AGREEMENT = 5.0
-"""Largest distance of the two overlaps, in fluctuations. Doubled: worse predictions of the own error pass."""
+"""Largest difference between the two overlaps, in fluctuations. Doubled: worse predictions of an algorithm's own error pass."""
 FLOOR = 1e-5
 """Error, in second moments of the signal, below which a run that falls slowly has recovered it. Doubled: it ends earlier."""
 PRECISION = 2e-3
@@ -93,26 +93,30 @@ class OverlapRule(StoppingRule):
             return f"residual {info.residual:.1e} below tolerance"
         if len(self.history) <= WINDOW or info.squared_step is None:
             return None
-        predicted, own = (np.stack(rows) for rows in zip(*self.history[-WINDOW - 1 :]))
+        predicted, self_overlap = (np.stack(rows) for rows in zip(*self.history[-WINDOW - 1 :]))
         # A sign that flips every step moves by four times the overlap though both overlaps stand still.
-        if (info.squared_step > np.maximum(own[-1], self.fluctuation) / 2).any():
+        if (info.squared_step > np.maximum(self_overlap[-1], self.fluctuation) / 2).any():
             return None
         # Near perfect recovery rounding would decide.
         error = np.maximum(self.second - predicted[-1], 1e-5)
-        if _steady(np.ptp(predicted, axis=0), np.ptp(own, axis=0), STILL * error, self.fluctuation / 4):
+        if _steady(np.ptp(predicted, axis=0), np.ptp(self_overlap, axis=0), STILL * error, self.fluctuation / 4):
             return f"overlaps stand still for {WINDOW} iterations"
-        before, after = self.second - predicted[0], self.second - predicted[-1]
-        slow = (after <= before).all() and (2 * after >= before).all()
-        if slow and (after <= FLOOR * self.second).all() and (np.ptp(own, axis=0) <= self.fluctuation / 4).all():
+        initial_error, final_error = self.second - predicted[0], self.second - predicted[-1]
+        slow = (final_error <= initial_error).all() and (2 * final_error >= initial_error).all()
+        if (
+            slow
+            and (final_error <= FLOOR * self.second).all()
+            and (np.ptp(self_overlap, axis=0) <= self.fluctuation / 4).all()
+        ):
             return f"the error falls slowly below a precision of {FLOOR:g}"
         if len(self.history) <= LONG_WINDOW:
             return None
         # Averages can stand still around a point to which the estimate, going back and forth, never comes.
         if ((info.squared_step > LARGEST_STEP * error) & (predicted[-1] > self.chance)).any():
             return None
-        predicted, own = (np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:]))
+        predicted, self_overlap = (np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:]))
         half = LONG_WINDOW // 2
-        drift, own_drift = (np.abs(rows[:half].mean(0) - rows[half:].mean(0)) for rows in (predicted, own))
+        drift, own_drift = (np.abs(rows[:half].mean(0) - rows[half:].mean(0)) for rows in (predicted, self_overlap))
         steady = _steady(drift, own_drift, self._close(error), self.fluctuation / 8)
         if steady and (np.ptp(predicted, axis=0) <= error / 4).all():
             return (
@@ -133,10 +137,10 @@ class OverlapRule(StoppingRule):
         predicted = np.stack([rows[0] for rows in self.history[-LONG_WINDOW:]])
         half = LONG_WINDOW // 2
         errors = self.second - predicted
-        last = errors[-1]
+        last_error = errors[-1]
         falls = (errors[half:].mean(0) < errors[:half].mean(0)).all()
-        if falls and (last <= PRECISION * self.second).all():
-            return f"the error falls, to {last.max():.1e} so far: below a precision of {PRECISION:g}"
+        if falls and (last_error <= PRECISION * self.second).all():
+            return f"the error falls, to {last_error.max():.1e} so far: below a precision of {PRECISION:g}"
         if (info.squared_step > np.maximum(self.history[-1][1], self.fluctuation) / 2).any():
             return None
         longest = len(self.history) // 2 if self.low_rank else 0
@@ -150,12 +154,12 @@ class OverlapRule(StoppingRule):
         They range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference of the means
         over the two halves is what may linger, or a small part, ``SWING``, of that range.
         """
-        predicted, own = (np.stack(rows) for rows in zip(*self.history[-window:]))
-        half, last = window // 2, self.second - predicted[-1]
+        predicted, self_overlap = (np.stack(rows) for rows in zip(*self.history[-window:]))
+        half, last_error = window // 2, self.second - predicted[-1]
         still = True
         for rows, close, widest in (
-            (predicted, self._close(last), last),
-            (own, self.fluctuation / 8, np.maximum(last, self.fluctuation)),
+            (predicted, self._close(last_error), last_error),
+            (self_overlap, self.fluctuation / 8, np.maximum(last_error, self.fluctuation)),
         ):
             drift, width = np.abs(rows[:half].mean(0) - rows[half:].mean(0)), np.ptp(rows, axis=0)
             still &= bool((drift <= np.maximum(close, SWING * width)).all() and (width <= widest).all())
@@ -170,8 +174,8 @@ class OverlapRule(StoppingRule):
         info = self.latest
         if info is None or info.predicted_overlap is None or info.self_overlap is None:
             return None
-        predicted, own = info.predicted_overlap, info.self_overlap
-        gap = np.abs(predicted - own) / self.fluctuation
+        predicted, self_overlap = info.predicted_overlap, info.self_overlap
+        gap = np.abs(predicted - self_overlap) / self.fluctuation
         worst = int(np.argmax(gap))
         ratio = np.full_like(gap, 0 if info.log_information_ratio is None else info.log_information_ratio)
         # A component that is predicted no more than chance has no information in the data: the ratio is 0 / 0.
@@ -183,10 +187,10 @@ class OverlapRule(StoppingRule):
         if gap[worst] > AGREEMENT:
             return (
                 f"component {worst + 1} predicts an overlap of {predicted[worst]:.3g}, "
-                f"but its estimate has {own[worst]:.3g}"
+                f"but its estimate has {self_overlap[worst]:.3g}"
             )
         return None
 
 
-def _steady(predicted: Any, own: Any, close: Any, fluctuation: Any) -> bool:
-    return bool((predicted <= close).all() and (own <= np.maximum(close, fluctuation)).all())
+def _steady(predicted: Any, self_overlap: Any, close: Any, fluctuation: Any) -> bool:
+    return bool((predicted <= close).all() and (self_overlap <= np.maximum(close, fluctuation)).all())

@@ -21,7 +21,7 @@ _TAIL = 1e-7
 _TAIL_DECAY = 40.0
 """The integral over the tail stops where its integrand has fallen by ``exp(-40)``; doubled, nodes are sparser."""
 _LARGEST = 1e100
-"""Arguments are cut here: squares of larger ones would overflow."""
+"""Arguments are clipped to this size: squares of larger ones would overflow."""
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 _SERIES_FROM = 50.0
 """Size of the argument from which Mills' ratio is a series; doubled, the difference that it replaces has two digits less."""
@@ -84,15 +84,15 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
     h, k = (xp.astype(xp.reshape(v, (-1,)), xp.float64) for v in (h, k))
     h, k = (clip(v, -_LARGEST, _LARGEST) for v in (h, k))
     rho: Any = r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
-    probability, parts = _log_cdf_central(xp, h, k, r, rho, hessian)
+    probability, derivatives = _log_cdf_central(xp, h, k, r, rho, hessian)
     tail = probability < _TAIL
-    where = xp.nonzero(tail)[0]  # the one question that a device is asked
-    if where.shape[0] > 0:
-        some = rho if sign is None else xp.take(rho, where)
-        inside = _log_cdf_tail(xp, xp.take(h, where), xp.take(k, where), r, some, hessian)
-        parts = [put_at_mask(c, tail, t) for t, c in zip(inside, parts, strict=True)]
-    parts = [xp.astype(xp.reshape(p, shape), dtype) for p in parts]
-    return LogCdf(parts[0], parts[1], parts[2], tuple(parts[3:]) if hessian else None)
+    rows = xp.nonzero(tail)[0]  # the one question that a device is asked
+    if rows.shape[0] > 0:
+        some = rho if sign is None else xp.take(rho, rows)
+        inside = _log_cdf_tail(xp, xp.take(h, rows), xp.take(k, rows), r, some, hessian)
+        derivatives = [put_at_mask(c, tail, t) for t, c in zip(inside, derivatives, strict=True)]
+    derivatives = [xp.astype(xp.reshape(p, shape), dtype) for p in derivatives]
+    return LogCdf(derivatives[0], derivatives[1], derivatives[2], tuple(derivatives[3:]) if hessian else None)
 
 
 def _log_cdf_central(
@@ -116,17 +116,17 @@ def _log_cdf_central(
     normal = special(xp).ndtr(xp.stack([h, k, (k - rho * h) / s, (h - rho * k) / s]))
     probability = normal[0, :] * normal[1, :] + correction
     safe = xp.maximum(probability, _TAIL)
-    first = _DENSITY * xp.exp(-h * h / 2) * normal[2, :] / safe
-    second = _DENSITY * xp.exp(-k * k / 2) * normal[3, :] / safe
-    parts = [xp.log(safe), first, second]
+    h_slope = _DENSITY * xp.exp(-h * h / 2) * normal[2, :] / safe
+    k_slope = _DENSITY * xp.exp(-k * k / 2) * normal[3, :] / safe
+    derivatives = [xp.log(safe), h_slope, k_slope]
     if hessian:
         density = integrand[-1, :] / (2 * math.pi * s) / safe
-        parts += [
-            -h * first - rho * density - first * first,
-            -k * second - rho * density - second * second,
-            density - first * second,
+        derivatives += [
+            -h * h_slope - rho * density - h_slope * h_slope,
+            -k * k_slope - rho * density - k_slope * k_slope,
+            density - h_slope * k_slope,
         ]
-    return probability, parts
+    return probability, derivatives
 
 
 def _half_mills(xp: ModuleType, t: Array) -> tuple[Array, Array]:
@@ -174,11 +174,11 @@ def _log_cdf_tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessia
     log_ratio = h[None, :] * a - a * a / 2 - shift * (2 * t0_below + shift) / 2
     f = xp.exp(log_ratio) * (scaled / scaled0[None, :]) * w
     total = xp.sum(f, axis=0)
-    first = 1 / (total * width)
+    h_slope = 1 / (total * width)
     p = f / total[None, :]
-    second = xp.sum(p * hazard, axis=0) / s
-    value = -h * h / 2 - clip(t0, None, 0.0) ** 2 / 2 + xp.log(_DENSITY * scaled0) - xp.log(first)
-    parts = [value, xp.where(swap, second, first), xp.where(swap, first, second)]
+    k_slope = xp.sum(p * hazard, axis=0) / s
+    value = -h * h / 2 - clip(t0, None, 0.0) ** 2 / 2 + xp.log(_DENSITY * scaled0) - xp.log(h_slope)
+    derivatives = [value, xp.where(swap, k_slope, h_slope), xp.where(swap, h_slope, k_slope)]
     if hessian:
         excess0 = _excess(xp, t0, hazard0)
         excess = _excess(xp, t, hazard)
@@ -186,8 +186,8 @@ def _log_cdf_tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessia
         fall = xp.where(t0[None, :] > 0, hazard0[None, :] - hazard, step + (excess0[None, :] - excess))
         mean_fall = xp.sum(p * fall, axis=0)
         spread = fall - mean_fall[None, :]
-        own = -first * xp.sum(p * (a + fall * (rho / s)), axis=0)
-        other = (xp.sum(p * spread * spread, axis=0) - xp.sum(p * hazard * excess, axis=0)) / (1 - r * r)
-        mixed = first * mean_fall / s
-        parts += [xp.where(swap, other, own), xp.where(swap, own, other), mixed]
-    return parts
+        h_curvature = -h_slope * xp.sum(p * (a + fall * (rho / s)), axis=0)
+        k_curvature = (xp.sum(p * spread * spread, axis=0) - xp.sum(p * hazard * excess, axis=0)) / (1 - r * r)
+        mixed = h_slope * mean_fall / s
+        derivatives += [xp.where(swap, k_curvature, h_curvature), xp.where(swap, h_curvature, k_curvature), mixed]
+    return derivatives

@@ -71,8 +71,8 @@ class FreeConvolution:
         atoms = np.asarray(atoms, dtype=np.float64)
         weights = np.ones_like(atoms) if weights is None else np.asarray(weights, dtype=np.float64)
         self.law = law
-        self.atoms, where = np.unique(atoms, return_inverse=True)
-        self.weights = np.bincount(where, weights) / weights.sum()
+        self.atoms, indices = np.unique(atoms, return_inverse=True)
+        self.weights = np.bincount(indices, weights) / weights.sum()
 
     def rie(self, x: Array, noise: float) -> Array:
         """Rotation-invariant estimator: maps an observed eigenvalue x to that of the posterior mean, ``x - 2 noise Re g(x)``.
@@ -110,12 +110,12 @@ class FreeConvolution:
         for _ in range(100):
             miss = target - point.x
             low, high = xp.where(miss > 0, u, low), xp.where(miss < 0, u, high)
-            new = u + miss / point.stretch
-            new = xp.where((new > low) & (new < high), new, (low + high) / 2)
-            done = (xp.abs(new - u) <= tolerance) | (xp.abs(miss) <= tolerance) | xp.isnan(target)
-            if xp.all(done):
+            next_u = u + miss / point.stretch
+            next_u = xp.where((next_u > low) & (next_u < high), next_u, (low + high) / 2)
+            converged = (xp.abs(next_u - u) <= tolerance) | (xp.abs(miss) <= tolerance) | xp.isnan(target)
+            if xp.all(converged):
                 break
-            u = xp.where(done, u, new)
+            u = xp.where(converged, u, next_u)
             point = _subordinated(xp, u, atoms, weights)
         return point
 
@@ -183,20 +183,20 @@ class FreeConvolution:
             return Uncertain(apart, 4 * noise * (noise / nearest) / nearest + 1e-15 * apart, "quadrature")
         if self._resolution(noise) > 0.01:
             return Uncertain(apart, noise, "quadrature")
-        found = self._integrate(noise, lambda p: p.variance[None, :] * noise, rtol)
-        return Uncertain(float(found.value[0]), float(found.error[0]), found.method)
+        integral = self._integrate(noise, lambda p: p.variance[None, :] * noise, rtol)
+        return Uncertain(float(integral.value[0]), float(integral.error[0]), integral.method)
 
     def _discretised(self, compute: Callable[[FreeConvolution], Uncertain]) -> Uncertain:
         """Result computed from a law, with a larger error if the law is known only through finitely many atoms."""
-        found = compute(self)
+        fine = compute(self)
         if self.law == "exact":
-            return found
+            return fine
         starts = np.arange(0, self.atoms.size, 2)
         weights = np.add.reduceat(self.weights, starts)
         coarse = compute(FreeConvolution(np.add.reduceat(self.weights * self.atoms, starts) / weights, weights))
         # The change on halving; three times, because the ends of a law can converge more slowly than 1/K.
-        error = found.error + 3 * np.abs(coarse.value - found.value)
-        return Uncertain(found.value, error, "quadrature over quantiles")
+        error = fine.error + 3 * np.abs(coarse.value - fine.value)
+        return Uncertain(fine.value, error, "quadrature over quantiles")
 
     def _resolution(self, noise: float) -> float:
         """Rounding error of the largest atom, in units of the width of the narrowest bulk."""
@@ -217,12 +217,12 @@ class FreeConvolution:
         nodes, kronrod, gauss = gauss_kronrod()
 
         def evaluate(panels: Host) -> tuple[Host, Host]:
-            left, right, low, high = panels.T[..., None]
+            lower_edge, upper_edge, low, high = panels.T[..., None]
             angle = (low + high) / 2 + (high - low) / 2 * nodes
-            u = (left + right) / 2 + (right - left) / 2 * np.sin(angle)
+            u = (lower_edge + upper_edge) / 2 + (upper_edge - lower_edge) / 2 * np.sin(angle)
             p = _subordinated(np, u.reshape(-1), atoms, self.weights)
             density = (p.v * p.stretch / math.pi).reshape(u.shape)
-            measure = density * np.cos(angle) * (right - left) / 2 * (high - low) / 2
+            measure = density * np.cos(angle) * (upper_edge - lower_edge) / 2 * (high - low) / 2
             values = function(p).reshape(-1, *u.shape) * measure
             fine = values @ kronrod
             return fine, np.abs(fine - values[..., 1::2] @ gauss)
@@ -236,14 +236,14 @@ class FreeConvolution:
             # panels at which an integral is given up
             if (errors.sum(-1) <= tolerance).all() or len(panels) > 20_000:
                 break
-            bad = (errors > tolerance[:, None] / (2 * len(panels))).any(0)
-            centre = panels[bad, 2:].mean(1)
-            halves = np.tile(panels[bad], (2, 1))
-            halves[: len(centre), 3] = halves[len(centre) :, 2] = centre
-            panels = np.concatenate([panels[~bad], halves])
-            values, errors = (
-                np.concatenate([old[:, ~bad], new], axis=1) for old, new in zip((values, errors), evaluate(halves))
-            )
+            inaccurate = (errors > tolerance[:, None] / (2 * len(panels))).any(0)
+            center = panels[inaccurate, 2:].mean(1)
+            halves = np.tile(panels[inaccurate], (2, 1))
+            halves[: len(center), 3] = halves[len(center) :, 2] = center
+            panels = np.concatenate([panels[~inaccurate], halves])
+            half_values, half_errors = evaluate(halves)
+            values = np.concatenate([values[:, ~inaccurate], half_values], axis=1)
+            errors = np.concatenate([errors[:, ~inaccurate], half_errors], axis=1)
         # The narrowest bulk is known to within the rounding of the atom that it surrounds.
         rounding = 1e-14 + 2e-16 * np.abs(atoms).max() / np.diff(ends).min()
         return Uncertain(values.sum(-1), errors.sum(-1) + rounding * np.abs(values).sum(-1), "quadrature")
@@ -265,8 +265,8 @@ def _subordinated(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Su
     rows = max(1, (1 << 17) // atoms.shape[0])
     count = u.shape[0]
     slices = [slice(i, min(i + rows, count)) for i in range(0, max(count, 1), rows)]
-    parts = [_subordinate(xp, u[part], atoms, weights) for part in slices]
-    return _Subordinated(*(xp.concat(list(column)) for column in zip(*parts)))
+    blocks = [_subordinate(xp, u[block], atoms, weights) for block in slices]
+    return _Subordinated(*(xp.concat(list(column)) for column in zip(*blocks)))
 
 
 def _subordinate(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Subordinated:
@@ -279,9 +279,9 @@ def _subordinate(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Sub
         inverse = 1 / (square + t[:, None])
         f = xp.matmul(inverse, weights)
         slope = xp.matmul(inverse * inverse, weights) / (f * f)
-        new = clip(t + (1 - 1 / f) / slope, 0.0, None)
-        settled = xp.abs(new - t) <= 1e-14 * t + 4e-16 / slope
-        t = new
+        next_t = clip(t + (1 - 1 / f) / slope, 0.0, None)
+        settled = xp.abs(next_t - t) <= 1e-14 * t + 4e-16 / slope
+        t = next_t
         if xp.all(settled | xp.isnan(f)):
             break
     inverse = 1 / (square + t[:, None])
@@ -304,18 +304,18 @@ def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
     distances): Newton's method for ``G^(-1/2) = 1`` goes monotonically from each atom to the
     nearest solution, or past the maximum if there is none.
     """
-    own, cube, distance = np.sqrt(weights), np.cbrt(weights), np.diff(atoms)
+    root_weights, cube, distance = np.sqrt(weights), np.cbrt(weights), np.diff(atoms)
     # Two neighbors alone would leave this gap open; the other atoms can only close it.
-    needed = (cube[:-1] + cube[1:]) ** 1.5
-    wide = np.flatnonzero(distance > needed)
-    left, found_left = _solve_edges(atoms[wide] + own[wide], 1, atoms, weights)
-    right, found_right = _solve_edges(atoms[wide + 1] - own[wide + 1], -1, atoms, weights)
-    first, _ = _solve_edges(atoms[:1] - own[:1], -1, atoms, weights)
-    last, _ = _solve_edges(atoms[-1:] + own[-1:], 1, atoms, weights)
-    is_open = found_left & found_right & (left < right)
-    inner = np.stack([left[is_open], right[is_open]], axis=1).ravel()
-    ends = np.concatenate([first, inner, last]).reshape(-1, 2)
-    dips = np.setdiff1d(np.flatnonzero(distance > needed / 3), wide[is_open])
+    smallest_gap = (cube[:-1] + cube[1:]) ** 1.5
+    wide = np.flatnonzero(distance > smallest_gap)
+    gap_starts, found_left = _solve_edges(atoms[wide] + root_weights[wide], 1, atoms, weights)
+    gap_ends, found_right = _solve_edges(atoms[wide + 1] - root_weights[wide + 1], -1, atoms, weights)
+    lowest, _ = _solve_edges(atoms[:1] - root_weights[:1], -1, atoms, weights)
+    highest, _ = _solve_edges(atoms[-1:] + root_weights[-1:], 1, atoms, weights)
+    is_open = found_left & found_right & (gap_starts < gap_ends)
+    inner = np.stack([gap_starts[is_open], gap_ends[is_open]], axis=1).ravel()
+    ends = np.concatenate([lowest, inner, highest]).reshape(-1, 2)
+    dips = np.setdiff1d(np.flatnonzero(distance > smallest_gap / 3), wide[is_open])
     return ends, atoms[dips] + distance[dips] * cube[dips] / (cube[dips] + cube[dips + 1])
 
 
@@ -323,7 +323,7 @@ def _solve_edges(
     u: Host, direction: int, atoms: Host, weights: Host
 ) -> tuple[Host, np.ndarray[Any, np.dtype[np.bool_]]]:
     """Find the edges of the spectrum next to the points u in one direction, and where they exist."""
-    found = np.zeros(u.shape, dtype=bool)
+    exists = np.zeros(u.shape, dtype=bool)
     active = np.arange(u.size)
     for _ in range(100):
         inverse = 1 / (u[active, None] - atoms)
@@ -333,20 +333,20 @@ def _solve_edges(
         rising = slope * direction > 0
         step, active = -value[rising] / slope[rising], active[rising]
         u[active] += step
-        done = np.abs(step) <= 1e-15 * (np.abs(u[active]) + 1)
-        found[active[done]] = True
-        active = active[~done]
+        converged = np.abs(step) <= 1e-15 * (np.abs(u[active]) + 1)
+        exists[active[converged]] = True
+        active = active[~converged]
         if not active.size:
             break
-    return u, found
+    return u, exists
 
 
 def _panels(ends: Host, breaks: Host) -> Host:
     """Initial panels of the integration: rows of left and right end of the interval, and lower and upper angle."""
     rows = []
-    for left, right in ends:
-        inner = breaks[(breaks > left) & (breaks < right)]
-        angles = np.arcsin(np.clip((2 * inner - left - right) / (right - left), -1, 1))
+    for lower_edge, upper_edge in ends:
+        inner = breaks[(breaks > lower_edge) & (breaks < upper_edge)]
+        angles = np.arcsin(np.clip((2 * inner - lower_edge - upper_edge) / (upper_edge - lower_edge), -1, 1))
         angles = np.unique([-np.pi / 2, 0.0, np.pi / 2, *angles])
-        rows += [(left, right, low, high) for low, high in pairwise(angles)]
+        rows += [(lower_edge, upper_edge, low, high) for low, high in pairwise(angles)]
     return np.array(rows)

@@ -24,12 +24,12 @@ from smimbench.interfaces import Array, Host
 from smimbench.numerics.quadrature import gauss_lobatto
 
 IMPOSSIBLE = -1e30
-"""Stands for the logarithm of zero: sums and differences of it stay finite."""
+"""Stand-in for the logarithm of zero, for which sums and differences stay finite."""
 
 _NODES = 5
 """Nodes of a cell; doubled, smooth integrands need fewer rounds, and every cell costs twice as much."""
 _EDGES = (0.0, 1.2, 2.5, 4.0, 6.5, 10.5, 17.0, 26.0, 38.0)
-"""Ends of the first cells; twice as many make easy lines dearer and hard ones cheaper."""
+"""Ends of the first cells; twice as many make easy lines more expensive and hard ones cheaper."""
 _COMB = np.linspace(-8.0, 8.0, 1025)
 """Ends of the cells of the fine comb; with twice as many, supports half as narrow are found."""
 
@@ -98,40 +98,45 @@ def line_moments(
 
     ends = [e for e in (*_EDGES, *places) if abs(e) < reach] + [reach]
     edges = np.unique([*ends, *(-e for e in _EDGES if e < reach), -reach])
-    found = LineMoments(np.full(count, IMPOSSIBLE), np.zeros(count), np.ones(count), np.full(count, np.inf))
-    _integrate(integrand, np.arange(count), edges, tolerance, rounds, found)
-    lost: Host = np.flatnonzero(np.isinf(found.error) & search)
-    for start in range(0, len(lost), 256):
-        _integrate(integrand, lost[start : start + 256], _COMB, tolerance, rounds, found)
-    return LineMoments(*(xp.asarray(part, dtype=xp.float64, device=device) for part in found))
+    moments = LineMoments(np.full(count, IMPOSSIBLE), np.zeros(count), np.ones(count), np.full(count, np.inf))
+    _integrate(integrand, np.arange(count), edges, tolerance, rounds, moments)
+    missed: Host = np.flatnonzero(np.isinf(moments.error) & search)
+    for start in range(0, len(missed), 256):
+        _integrate(integrand, missed[start : start + 256], _COMB, tolerance, rounds, moments)
+    return LineMoments(*(xp.asarray(column, dtype=xp.float64, device=device) for column in moments))
 
 
 class _Cells(NamedTuple):
     """Quadrature cells of all lines, (M,) each, ordered by line and from left to right.
 
-    ``values`` (m, M) is the log-integrand at the nodes, ``top`` its largest; ``mass``, ``first`` and ``second`` are the
-    integrals of 1, t - middle and its square, over ``exp(top)``; a peak may hide between the nodes of a ``rough`` cell.
+    ``values`` (m, M) is the log-integrand at the nodes, ``top`` its largest; ``mass``, ``first_moment`` and ``second_moment`` are
+    the integrals of 1, t - midpoint and its square, over ``exp(top)``; a peak may hide between the nodes of a ``rough`` cell.
     """
 
     line: Host
-    middle: Host
+    midpoint: Host
     half: Host
     values: Host
     top: Host
     mass: Host
-    first: Host
-    second: Host
+    first_moment: Host
+    second_moment: Host
     log_error: Host
     rough: Host
 
-    def take(self, which: Host) -> _Cells:
-        return _Cells(*(np.take(column, which, axis=-1) for column in self))
+    def take(self, index: Host) -> _Cells:
+        return _Cells(*(np.take(column, index, axis=-1) for column in self))
 
 
 def _integrate(
-    integrand: Callable[[Host, Host], Host], lines: Host, edges: Host, tolerance: float, rounds: int, found: LineMoments
+    integrand: Callable[[Host, Host], Host],
+    lines: Host,
+    edges: Host,
+    tolerance: float,
+    rounds: int,
+    all_moments: LineMoments,
 ) -> None:
-    """Integrate along the numbered lines, starting from cells between the edges, and store the moments in ``found``."""
+    """Integrate along the numbered lines, starting from cells between the edges, and store the moments in ``all_moments``."""
     low, high = (np.tile(e, len(lines)) for e in (edges[:-1], edges[1:]))
     cells = _assessed(integrand, np.repeat(lines, len(edges) - 1), low, high)
     for step in range(rounds + 1):
@@ -142,8 +147,8 @@ def _integrate(
         starts = np.flatnonzero(np.diff(cells.line, prepend=-1))
         sizes = np.diff(starts, append=len(cells.line))
         moments, priority, going_on = _judged(cells, starts, sizes, tolerance)
-        for whole, part in zip(found, moments):
-            whole[cells.line[starts]] = part
+        for target, column in zip(all_moments, moments):
+            target[cells.line[starts]] = column
         if step == rounds:
             return
         # Cells that are nearly as bad as the worst of their line have to be split anyway.
@@ -151,27 +156,26 @@ def _integrate(
         going = np.flatnonzero(np.repeat(going_on, sizes))
         place = np.repeat(going, 1 + split[going])
         parents = cells.take(going[split[going]])
-        found.error[parents.line] = (
-            np.inf
-        )  # until its halves are known: a narrow support may be lost between their nodes
-        low, high = parents.middle - parents.half, parents.middle + parents.half
+        # Until the halves of a cell are evaluated: a narrow support may lie between their nodes.
+        all_moments.error[parents.line] = np.inf
+        low, high = parents.midpoint - parents.half, parents.midpoint + parents.half
         ends = np.stack([low, _split_points(integrand, parents), high])
         children = _assessed(integrand, np.repeat(parents.line, 2), ends[:2].T.ravel(), ends[1:].T.ravel())
         cells, halved = cells.take(place), split[place]
-        for column, new in zip(cells, children):
-            column[..., halved] = new
+        for column, child_column in zip(cells, children):
+            column[..., halved] = child_column
 
 
 def _assessed(integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host) -> _Cells:
     """Evaluate the integrand in the cells from ``low`` to ``high``."""
     nodes, weights, transform = _rule()
-    middle, half = (low + high) / 2, (high - low) / 2
-    values = integrand(middle[:, None] + half[:, None] * nodes, line).T if len(line) else np.empty((_NODES, 0))
+    midpoint, half = (low + high) / 2, (high - low) / 2
+    values = integrand(midpoint[:, None] + half[:, None] * nodes, line).T if len(line) else np.empty((_NODES, 0))
     top = values.max(axis=0)
     # Zeros are kept 1e9 below the top: far enough to vanish, near enough to compute with.
     values = np.maximum(values, top - 1e9)
     shape = np.exp(np.maximum(values - top, -700.0))
-    mass, first, second = (half ** (k + 1) * (weights * nodes**k @ shape) for k in range(3))
+    mass, first_moment, second_moment = (half ** (k + 1) * (weights * nodes**k @ shape) for k in range(3))
     size = np.abs(transform @ shape)
     low_size, high_size = size[:2].max(axis=0), size[2:].max(axis=0)
     # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
@@ -179,7 +183,7 @@ def _assessed(integrand: Callable[[Host, Host], Host], line: Host, low: Host, hi
     ratio = high_size / np.maximum(low_size, 1e-300)
     error = np.maximum(2 * half * high_size * np.minimum((5.0 * ratio) ** 2, 1.5), 1e-300)
     rough = top - values.min(axis=0) > 8.0
-    return _Cells(line, middle, half, values, top, mass, first, second, top + np.log(error), rough)
+    return _Cells(line, midpoint, half, values, top, mass, first_moment, second_moment, top + np.log(error), rough)
 
 
 def _hidden_mass(cells: _Cells) -> Host:
@@ -194,15 +198,18 @@ def _hidden_mass(cells: _Cells) -> Host:
     from_right = np.vstack([values[1:-1] - change[1:] * (gaps[:-1] / gaps[1:]), -nothing])
     rise = np.maximum(np.minimum(from_left, from_right), np.maximum(values[1:], values[:-1]))
     rise = np.vstack([nothing, rise, nothing])
-    line, last = cells.line[rows], len(cells.line) - 1
-    left, right = np.maximum(rows - 1, 0), np.minimum(rows + 1, last)
-    before = np.where((left < rows) & (cells.line[left] == line), cells.values[-2, left], IMPOSSIBLE)
-    after = np.where((right > rows) & (cells.line[right] == line), cells.values[1, right], IMPOSSIBLE)
-    around = np.vstack([before, values, after])
+    line, end = cells.line[rows], len(cells.line) - 1
+    previous, following = np.maximum(rows - 1, 0), np.minimum(rows + 1, end)
+    left_values = np.where((previous < rows) & (cells.line[previous] == line), cells.values[-2, previous], IMPOSSIBLE)
+    right_values = np.where(
+        (following > rows) & (cells.line[following] == line), cells.values[1, following], IMPOSSIBLE
+    )
+    around = np.vstack([left_values, values, right_values])
     peak = (values >= around[:-2]) & (values >= around[2:])
-    found = np.full(cells.line.shape, IMPOSSIBLE)
-    found[rows] = np.where(peak, np.maximum(rise[:-1], rise[1:]), IMPOSSIBLE).max(axis=0) + np.log(2 * cells.half[rows])
-    return found
+    hidden = np.full(cells.line.shape, IMPOSSIBLE)
+    height = np.where(peak, np.maximum(rise[:-1], rise[1:]), IMPOSSIBLE).max(axis=0)
+    hidden[rows] = height + np.log(2 * cells.half[rows])
+    return hidden
 
 
 def _judged(cells: _Cells, starts: Host, sizes: Host, tolerance: float) -> tuple[LineMoments, Host, Host]:
@@ -214,16 +221,16 @@ def _judged(cells: _Cells, starts: Host, sizes: Host, tolerance: float) -> tuple
     top = np.maximum.reduceat(cells.top, starts)
     factor = np.exp(np.maximum(cells.top - np.repeat(top, sizes), -700.0))
     norm = total(cells.mass * factor)
-    mean = total((cells.first + cells.mass * cells.middle) * factor) / norm
-    offset = cells.middle - np.repeat(mean, sizes)
-    spread = cells.second + 2 * cells.first * offset + cells.mass * offset * offset
+    mean = total((cells.first_moment + cells.mass * cells.midpoint) * factor) / norm
+    offset = cells.midpoint - np.repeat(mean, sizes)
+    spread = cells.second_moment + 2 * cells.first_moment * offset + cells.mass * offset * offset
     square = total(spread * factor) / norm + mean * mean
     log_norm = top + np.log(norm)
-    here = np.repeat(log_norm, sizes)
+    norms = np.repeat(log_norm, sizes)
     # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.
     lever = np.abs(offset) + cells.half + 0.1
-    errors = np.exp(np.clip(cells.log_error - here, -700.0, 300.0)) * lever
-    potential = _hidden_mass(cells) - here
+    errors = np.exp(np.clip(cells.log_error - norms, -700.0, 300.0)) * lever
+    potential = _hidden_mass(cells) - norms
     error, hidden = total(errors), np.maximum.reduceat(potential, starts)
     going_on = (error > tolerance) | (hidden > math.log(tolerance))
     error = error + np.exp(np.clip(hidden, -700.0, 0.0))
@@ -238,21 +245,21 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
     largest = np.abs(change).max(axis=0)
     # A gap with this share of the change of its cell holds a jump.
     rows = np.flatnonzero(largest > np.maximum(0.7 * (cells.top - values.min(axis=0)), 0.1))
-    where, nodes = cells.middle.copy(), _rule()[0]
+    splits, nodes = cells.midpoint.copy(), _rule()[0]
     if not len(rows):
-        return where
+        return splits
     gap = np.abs(change[:, rows]).argmax(axis=0)
-    line, middle, half = cells.line[rows], cells.middle[rows], cells.half[rows]
-    low, high = middle + half * nodes[gap], middle + half * nodes[gap + 1]
+    line, midpoint, half = cells.line[rows], cells.midpoint[rows], cells.half[rows]
+    low, high = midpoint + half * nodes[gap], midpoint + half * nodes[gap + 1]
     level, rising = values[gap, rows] + change[gap, rows] / 2, change[gap, rows] > 0
     # Each step halves the part of a cell in which the jump may be.
     for _ in range(13):
-        centre = (low + high) / 2
-        right = (integrand(centre[:, None], line)[:, 0] > level) == rising
-        low, high = np.where(right, low, centre), np.where(right, centre, high)
+        center = (low + high) / 2
+        above = (integrand(center[:, None], line)[:, 0] > level) == rising
+        low, high = np.where(above, low, center), np.where(above, center, high)
     margin = half * (1 - 1e-6)
-    where[rows] = np.clip((low + high) / 2, middle - margin, middle + margin)
-    return where
+    splits[rows] = np.clip((low + high) / 2, midpoint - margin, midpoint + margin)
+    return splits
 
 
 @cache

@@ -17,26 +17,26 @@ def places_at_mask(mask: Array) -> Array:
     return clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
 
 
-def spread_at_mask(part: Array, mask: Array) -> Array:
-    """Array with entry k of ``part`` where ``mask`` (N,) is true for the k-th time, and repeated entries elsewhere.
+def spread_at_mask(selected: Array, mask: Array) -> Array:
+    """Array with entry k of ``selected`` where ``mask`` (N,) is true for the k-th time, and repeated entries elsewhere.
 
-    Along the first axis ``part`` is as long as ``mask`` is true, at least 1; the result has length N.
+    Along the first axis ``selected`` is as long as ``mask`` is true, at least 1; the result has length N.
     """
-    return namespace(mask).take(part, places_at_mask(mask), axis=0)
+    return namespace(mask).take(selected, places_at_mask(mask), axis=0)
 
 
-def put_at_mask(whole: Array, mask: Array, part: Array, *, places: Array | None = None) -> Array:
-    """``whole`` with the entries where ``mask`` (N,) is true replaced by those of ``part``, in order: a scatter.
+def put_at_mask(array: Array, mask: Array, selected: Array, *, places: Array | None = None) -> Array:
+    """``array`` with the entries where ``mask`` (N,) is true replaced by those of ``selected``, in order: a scatter.
 
-    Along the first axis ``part`` is as long as ``mask`` is true; it may be empty. ``places`` is ``places_at_mask(mask)``, for
+    Along the first axis ``selected`` is as long as ``mask`` is true; it may be empty. ``places`` is ``places_at_mask(mask)``, for
     callers that have it.
     """
-    if part.shape[0] == 0:
-        return whole
+    if selected.shape[0] == 0:
+        return array
     xp = namespace(mask)
     if xp is NUMPY:  # a copy and an assignment: a third of the time
-        result = np.array(whole, dtype=np.result_type(whole, part))
-        result[mask] = part
+        result = np.array(array, dtype=np.result_type(array, selected))
+        result[mask] = selected
         return result
-    spread = xp.take(part, places_at_mask(mask) if places is None else places, axis=0)
-    return xp.where(xp.reshape(mask, (-1,) + (1,) * (whole.ndim - 1)), spread, whole)
+    spread = xp.take(selected, places_at_mask(mask) if places is None else places, axis=0)
+    return xp.where(xp.reshape(mask, (-1,) + (1,) * (array.ndim - 1)), spread, array)

@@ -40,7 +40,8 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         @lru_cache(maxsize=maxsize)
         def remembered(*arguments: Any) -> T:
-            return function(*(a.array if isinstance(a, _Array) else a for a in arguments))
+            unwrapped = [a.array if isinstance(a, _Array) else a for a in arguments]
+            return function(*unwrapped)
 
         @wraps(function)
         def call(*arguments: Any) -> T:
@@ -56,9 +57,9 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     return decorate
 
 
-def kept(owner: Any, name: str, make: Callable[[], T], key: Hashable = None) -> T:
+def cached_on(owner: Any, name: str, make: Callable[[], T], key: Hashable = None) -> T:
     """Return the cached result of the first ``make()`` for ``name`` and ``key``, stored as long as ``owner`` lives."""
-    memory: dict[Hashable, T] = vars(owner).setdefault(f"_kept_{name}", {})
+    memory: dict[Hashable, T] = vars(owner).setdefault(f"_cached_{name}", {})
     if key not in memory:
         memory[key] = make()
     return memory[key]

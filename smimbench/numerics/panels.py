@@ -1,4 +1,4 @@
-"""Evaluates a smooth function at many points, by Chebyshev interpolation on adaptively halved panels."""
+"""Evaluate a smooth function at many points, by Chebyshev interpolation on adaptively halved panels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def values_by_panels(function: Callable[[Host], Host], x: Host, tolerance: Host)
     """
     x, tolerance = np.asarray(x, dtype=float), np.asarray(tolerance, dtype=float)
     order = np.argsort(x, kind="stable")
-    points, found = x[order], np.empty((len(x), len(tolerance)))
+    points, interpolated = x[order], np.empty((len(x), len(tolerance)))
     nodes = chebyshev.chebpts1(NODES)
     to_coefficients = np.linalg.inv(chebyshev.chebvander(nodes, NODES - 1))
     alone = np.ones(len(x), dtype=bool)
@@ -41,28 +41,28 @@ def values_by_panels(function: Callable[[Host], Host], x: Host, tolerance: Host)
     edges = np.linspace(points[0], points[-1], 8 + 1) if len(x) else np.zeros(1)
     panels = np.stack([edges[:-1], edges[1:]], axis=1)
     while len(panels):
-        first = np.searchsorted(points, panels[:, 0], side="left")
+        starts = np.searchsorted(points, panels[:, 0], side="left")
         # The last point of all lies at the end of the last panel, that of another one belongs to the next.
-        last = np.where(panels[:, 1] >= points[-1], len(x), np.searchsorted(points, panels[:, 1], side="left"))
+        stops = np.where(panels[:, 1] >= points[-1], len(x), np.searchsorted(points, panels[:, 1], side="left"))
         # Points that are equal, or as good as equal, are left to the function, however many.
         # narrowest panel, relative to where it is
-        many = (last - first > NODES) & (np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1))
-        panels, first, last = panels[many], first[many], last[many]
+        crowded = (stops - starts > NODES) & (np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1))
+        panels, starts, stops = panels[crowded], starts[crowded], stops[crowded]
         if not len(panels):
             break
-        middle, half = panels.mean(axis=1), np.diff(panels, axis=1)[:, 0] / 2
-        values = function((middle[:, None] + half[:, None] * nodes).ravel()).reshape(len(panels), NODES, -1)
+        midpoint, half = panels.mean(axis=1), np.diff(panels, axis=1)[:, 0] / 2
+        values = function((midpoint[:, None] + half[:, None] * nodes).ravel()).reshape(len(panels), NODES, -1)
         coefficients = np.einsum("ij,pjk->pik", to_coefficients, values)
         # coefficients that must be small, the last ones
-        good = (np.abs(coefficients[:, -3:]) <= tolerance).all(axis=(1, 2))
-        for p in np.flatnonzero(good):
-            inside = slice(first[p], last[p])
-            found[inside] = chebyshev.chebval((points[inside] - middle[p]) / half[p], coefficients[p]).T
+        resolved = (np.abs(coefficients[:, -3:]) <= tolerance).all(axis=(1, 2))
+        for p in np.flatnonzero(resolved):
+            inside = slice(starts[p], stops[p])
+            interpolated[inside] = chebyshev.chebval((points[inside] - midpoint[p]) / half[p], coefficients[p]).T
             alone[inside] = False
-        middle, panels = middle[~good], panels[~good]
-        panels = np.concatenate([np.stack([panels[:, 0], middle], 1), np.stack([middle, panels[:, 1]], 1)])
+        midpoint, panels = midpoint[~resolved], panels[~resolved]
+        panels = np.concatenate([np.stack([panels[:, 0], midpoint], 1), np.stack([midpoint, panels[:, 1]], 1)])
     if alone.any():
-        found[alone] = function(points[alone])
-    result = np.empty_like(found)
-    result[order] = found
+        interpolated[alone] = function(points[alone])
+    result = np.empty_like(interpolated)
+    result[order] = interpolated
     return result

@@ -15,11 +15,11 @@ from smimbench.numerics.seeds import monte_carlo_rng
 
 Points = Host
 
-KEPT = 4096
+CACHE_SIZE = 4096
 """Sets of points that are remembered; most are of a few hundred points. Doubled: twice the memory, 100 MB for deep attention."""
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHE_SIZE)
 def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
     """One scramble of a Sobol sequence in the open unit cube.
 
@@ -47,7 +47,7 @@ def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Poi
     return inside
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHE_SIZE)
 def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
     """``uniform_points`` mapped to independent standard normal numbers (count, dimension), read-only."""
     from scipy.special import ndtri
@@ -62,8 +62,8 @@ def normal_scrambles(dimension: int, count: int, scrambles: int, purpose: str, *
 
     They are not kept, so there may be many: (scrambles * count, dimension).
     """
-    own = normal_points.__wrapped__
-    return np.concatenate([own(dimension, count, purpose, *index, k) for k in range(scrambles)])
+    uncached_points = normal_points.__wrapped__
+    return np.concatenate([uncached_points(dimension, count, purpose, *index, k) for k in range(scrambles)])
 
 
 @lru_cache(maxsize=256)

@@ -82,11 +82,11 @@ def gauss_kronrod() -> tuple[Host, Host, Host]:
     kronrod += [0.204432940075298892414161999234649]
     gauss = [0.129484966168869693270611432679082, 0.279705391489276667901467771423780]
     gauss += [0.381830050505118944950369775488975]
-    found = (
+    rule = (
         np.array([-x for x in half] + [0.0] + half[::-1]),
         np.array([*kronrod, 0.209482141084727828012999174891714, *kronrod[::-1]]),
         np.array([*gauss, 0.417959183673469387755102040816327, *gauss[::-1]]),
     )
-    for one in found:
-        one.flags.writeable = False  # shared by all callers
-    return found
+    for array in rule:
+        array.flags.writeable = False  # shared by all callers
+    return rule

@@ -15,8 +15,8 @@ from smimbench.interfaces import Host
 
 def bracketed_roots(
     function: Callable[[Host, Host], Host],
-    left: Host,
-    right: Host,
+    lower: Host,
+    upper: Host,
     *,
     tolerance: float = 1e-14,
     values: tuple[Host, Host] | None = None,
@@ -30,12 +30,12 @@ def bracketed_roots(
     ----------
     function : callable
         ``function(x, index)``: values at ``x`` (k,) for the brackets ``index`` (k,).
-    left, right : ndarray (n,)
+    lower, upper : ndarray (n,)
         Ends of the brackets.
     tolerance : float
         A bracket is narrow enough at ``tolerance * (1 + |x|)``.
     values : tuple of ndarray (n,), optional
-        The function at the left and the right ends, if they are known.
+        The function at the lower and the upper ends, if they are known.
 
     Returns
     -------
@@ -46,10 +46,10 @@ def bracketed_roots(
     ----------
     T. R. Chandrupatla, Adv. Eng. Software 28 (1997) 145; checked by tests/numerics/test_roots.py.
     """
-    left, right = np.array(left, dtype=float), np.array(right, dtype=float)
-    result = np.full(left.shape, np.nan)
-    index = np.arange(left.size)
-    a, b = right, left  # a: latest point, b: the other end of the bracket
+    lower, upper = np.array(lower, dtype=float), np.array(upper, dtype=float)
+    result = np.full(lower.shape, np.nan)
+    index = np.arange(lower.size)
+    a, b = upper, lower  # a: latest point, b: the other end of the bracket
     fb, fa = (function(b, index), function(a, index)) if values is None else values
     ended = (fa == 0) | (fb == 0)
     result[ended] = np.where(fa == 0, a, b)[ended]

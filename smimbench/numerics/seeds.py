@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 
 STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
-"""Children of a node, in this order for ever: the order is part of what a seed means."""
+"""Children of a node; the order must never change, because every stored seed depends on it."""
 
 TUNING = 2**63 + 1
 """Root of the data that settings of algorithms are chosen on: above every ``grid.seed``, so that no score has seen them."""

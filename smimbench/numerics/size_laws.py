@@ -217,14 +217,14 @@ def _variance_law(powers: Host, variances: Host, free: Host) -> tuple[Host, Host
     weight = math.sqrt(2) / FALL_ERROR
     design = np.vstack([powers * np.sqrt(free)[:, None], [0.0, weight]])
     solve = np.linalg.pinv(design)
-    found: Host = np.array([math.log(np.average(variances * np.exp(FALL * powers[:, 1]), weights=free)), -FALL])
+    coefficients: Host = np.array([math.log(np.average(variances * np.exp(FALL * powers[:, 1]), weights=free)), -FALL])
     # steps of the fit of a power law to standard deviations at the most; it takes about ten
     for _ in range(50):
-        logs = powers @ found
+        logs = powers @ coefficients
         # A single variance far above the rest would throw the first steps off.
         gap = np.clip(variances / np.exp(logs) - 1, -1.0, 3.0)
-        new: Host = solve @ np.append((logs + gap) * np.sqrt(free), -FALL * weight)
-        if np.abs(new - found).max() < 1e-9:
+        updated: Host = solve @ np.append((logs + gap) * np.sqrt(free), -FALL * weight)
+        if np.abs(updated - coefficients).max() < 1e-9:
             break
-        found = new
-    return new, 2 * solve @ solve.T
+        coefficients = updated
+    return updated, 2 * solve @ solve.T

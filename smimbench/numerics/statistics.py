@@ -24,11 +24,11 @@ ROUNDING = 1e-12
 def effective_sample_size(samples: Array) -> Any:
     r"""Effective number of samples ``(\sum |x|)^2 / \sum x^2`` along the first axis; 0 if all of them are 0."""
     sizes = np.abs(np.asarray(samples, dtype=float))
-    most = sizes.max(axis=0, initial=0.0)
-    scaled = sizes / np.where(most > 0, most, 1.0)
+    largest = sizes.max(axis=0, initial=0.0)
+    scaled = sizes / np.where(largest > 0, largest, 1.0)
     square = np.sum(scaled**2, axis=0)
-    found = np.sum(scaled, axis=0) ** 2 / np.where(square > 0, square, 1.0)
-    return found if np.ndim(found) else float(found)
+    effective = np.sum(scaled, axis=0) ** 2 / np.where(square > 0, square, 1.0)
+    return effective if np.ndim(effective) else float(effective)
 
 
 def controlled_mean(
@@ -60,12 +60,12 @@ def controlled_mean(
     limit = faintest * np.sqrt(sum(len(x) for x in controls))
     estimates = []
     for y, x, own_gram, own_mix in zip(samples, controls, grams, mixed):
-        left, right = gram - own_gram, mix - own_mix
-        scale = np.sqrt(np.maximum(np.diagonal(left), 0.0))
+        other_gram, other_mix = gram - own_gram, mix - own_mix
+        scale = np.sqrt(np.maximum(np.diagonal(other_gram), 0.0))
         alive = scale > limit
         inverse = np.where(alive, 1 / np.where(alive, scale, 1.0), 0.0)
-        unit = left * inverse * inverse[:, None]
-        slope = np.linalg.lstsq(unit, right * inverse[:, None], rcond=collinear)[0]
+        unit = other_gram * inverse * inverse[:, None]
+        slope = np.linalg.lstsq(unit, other_mix * inverse[:, None], rcond=collinear)[0]
         estimates.append(y.mean(0) - (x.mean(0) * inverse) @ slope)
     stacked = np.stack(estimates)
     return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(len(estimates))

@@ -18,9 +18,9 @@ def site_pairs(tokens: int, symmetric: bool = True) -> tuple[tuple[int, int], ..
 
 
 @cache
-def site_values(tokens: int, diagonal: float, other: float, symmetric: bool = True) -> tuple[float, ...]:
+def site_values(tokens: int, diagonal: float, off_diagonal: float, symmetric: bool = True) -> tuple[float, ...]:
     """One number for every site: the first argument for ``a = b``, the second for all others."""
-    return tuple(diagonal if a == b else other for a, b in site_pairs(tokens, symmetric))
+    return tuple(diagonal if a == b else off_diagonal for a, b in site_pairs(tokens, symmetric))
 
 
 def site_scales(tokens: int, symmetric: bool = True) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from smimbench.derive.prior import complete_prior
 from smimbench.files import JsonObject, attempt, error_line
 from smimbench.interfaces import ParameterError, is_symmetric
 from smimbench.interfaces.item import with_defaults
-from smimbench.numerics.memo import kept
+from smimbench.numerics.memo import cached_on
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.adapters import algorithm_class
@@ -97,7 +97,7 @@ class CheckContext:
         if complete is None:
             return self.item
         try:
-            return kept(self, "completed", lambda: complete(self.item, model), id(model))
+            return cached_on(self, "completed", lambda: complete(self.item, model), id(model))
         except ParameterError as error:
             raise CheckFailed(str(error)) from None
 

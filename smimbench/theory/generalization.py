@@ -21,7 +21,7 @@ from numpy.polynomial import Chebyshev
 from smimbench.derive.labels import predict_twice
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.linalg import symmetric_root
-from smimbench.numerics.memo import kept
+from smimbench.numerics.memo import cached_on
 from smimbench.numerics.qmc import normal_points
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
         error over scrambles. The Bayes error is ``E |f(z) - f(z')|^2 / 2`` with two independent draws from the posterior,
         which is unbiased; averaging draws into a predictor first would add its variance.
     """
-    known: dict[bytes, Errors] = kept(problem, "generalization_error", dict)
+    known: dict[bytes, Errors] = cached_on(problem, "generalization_error", dict)
     key = np.asarray(Q, dtype=float).tobytes() + np.asarray(V, dtype=float).tobytes()
     if key not in known:
         closed = problem.channel.generalization_error

@@ -15,7 +15,7 @@ import numpy as np
 from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Array, Host, Model, Uncertain
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
-from smimbench.numerics.memo import kept
+from smimbench.numerics.memo import cached_on
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.theory.types import NOTHING
 
@@ -111,7 +111,7 @@ class Nodes:
 
 def nodes_of(problem: Problem, make: Callable[[], Nodes] = Nodes) -> Nodes:
     """The nodes of a problem; the first who asks hands them in."""
-    return kept(problem, "nodes", make)
+    return cached_on(problem, "nodes", make)
 
 
 def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncertain:

@@ -8,7 +8,7 @@ import numpy as np
 
 from smimbench.files import JsonObject
 from smimbench.interfaces import Uncertain
-from smimbench.numerics.memo import kept
+from smimbench.numerics.memo import cached_on
 from smimbench.problem.problem import Problem
 from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.curve import Curve
@@ -34,7 +34,7 @@ def curve_of(problem: Problem) -> Curve:
     def make() -> Curve:
         return scalar_curve(problem) or fixed_point_curve(problem) or CoupledCurve(problem)
 
-    return kept(problem, "curve", make)
+    return cached_on(problem, "curve", make)
 
 
 def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:

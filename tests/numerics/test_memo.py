@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from smimbench.numerics.memo import by_value, kept
+from smimbench.numerics.memo import by_value, cached_on
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_kept_beside_its_owner(calls):
         return None
 
     for owner in (one, one, other):
-        assert kept(owner, "curve", make) is None
-    kept(one, "curve", make, key=2)
+        assert cached_on(owner, "curve", make) is None
+    cached_on(one, "curve", make, key=2)
     assert len(calls) == 3
     assert one == other

@@ -42,17 +42,17 @@ class CupyBackend(Backend):
         import cupy
 
         key = seed.generate_state(2, np.uint64).view(np.int64)
-        first = 0
+        offset = 0
 
         def draw(shape: tuple[int, ...]) -> Array:
-            nonlocal first
+            nonlocal offset
             count = math.prod(shape)
             numbers = cupy.empty(count, dtype=np.float64)
             if count:
                 fours = -(-count // 4)
-                arguments = (*key, np.int64(first), np.int64(count), numbers)
+                arguments = (*key, np.int64(offset), np.int64(count), numbers)
                 _normals()((-(-fours // THREADS),), (THREADS,), arguments)
-                first += fours
+                offset += fours
             return numbers.reshape(shape)
 
         return draw
@@ -72,8 +72,8 @@ class CupyBackend(Backend):
 
     def ran_out(self, error: BaseException) -> bool:
         """Whether an error of CuPy, CUDA or its libraries means that the GPU is out of memory."""
-        said = f"{type(error).__name__}: {error}"
-        return any(word in said for word in ("OutOfMemoryError", "cudaErrorMemoryAllocation", "_ALLOC_FAILED"))
+        message = f"{type(error).__name__}: {error}"
+        return any(word in message for word in ("OutOfMemoryError", "cudaErrorMemoryAllocation", "_ALLOC_FAILED"))
 
     def release(self) -> None:
         """Return the unused blocks of CuPy's memory pool to the driver."""
@@ -91,13 +91,13 @@ class CupyBackend(Backend):
     def stopwatch(self) -> Callable[[], Elapsed]:
         """Measure time by two events on the current CUDA stream and by the wall clock."""
         begin = self.clock()
-        first, last = self.xp.cuda.Event(), self.xp.cuda.Event()
-        first.record()
+        start_event, end_event = self.xp.cuda.Event(), self.xp.cuda.Event()
+        start_event.record()
 
         def stop() -> Elapsed:
-            last.record()
+            end_event.record()
             seconds = self.clock() - begin
-            return Elapsed(seconds, self.xp.cuda.get_elapsed_time(first, last) / 1e3)
+            return Elapsed(seconds, self.xp.cuda.get_elapsed_time(start_event, end_event) / 1e3)
 
         return stop
 
@@ -143,8 +143,8 @@ def cupy_advice() -> str:
             "(or [cuda13] for CUDA 13), or use --backend numpy"
         )
     # two builds of CuPy side by side break each other, and a broken one counts as installed: away with it first
-    there = _installed_cupy()
-    away = f"pip uninstall -y {' '.join(there)} && " if there else ""
+    installed = _installed_cupy()
+    away = f"pip uninstall -y {' '.join(installed)} && " if installed else ""
     return f"{away}pip install 'smimbench[{driver.extra}]' fits the driver (CUDA up to {driver.cuda})"
 
 
@@ -154,12 +154,12 @@ def _installed_cupy() -> list[str]:
     from importlib.metadata import distributions
 
     metadata = (attempt(getattr, package, "metadata")[0] for package in distributions())
-    names = {str(found["Name"]).lower() for found in metadata if found}
+    names = {str(package["Name"]).lower() for package in metadata if package}
     return sorted(name for name in names if re.fullmatch(r"cupy(-cuda\d+x|-rocm-[\d-]+)?", name))
 
 
 def _load_cupy() -> tuple[Any, bool]:
-    """Import CuPy and tell whether it finds a device. A CuPy for another CUDA or NumPy fails in many ways, here or there."""
+    """Import CuPy and report whether it finds a device; a build for another CUDA or NumPy may fail at either step."""
     import cupy
 
     return cupy, cupy.is_available()
@@ -169,9 +169,9 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
     """Open the backend ``cupy``, or raise BackendError without CuPy or a GPU."""
     loaded, error = attempt(_load_cupy)
     if error is not None:
-        found = "CuPy is not installed" if isinstance(error, ModuleNotFoundError) else "CuPy cannot be imported"
+        failure = "CuPy is not installed" if isinstance(error, ModuleNotFoundError) else "CuPy cannot be imported"
         reason = " ".join(str(error).split())
-        raise BackendError(f"backend cupy: {found} ({reason}); {cupy_advice()}") from None
+        raise BackendError(f"backend cupy: {failure} ({reason}); {cupy_advice()}") from None
     cupy, usable = loaded
     if not usable:
         raise BackendError(f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}")
