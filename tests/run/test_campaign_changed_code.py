@@ -100,24 +100,24 @@ def test_all_of_its_package_belongs_to_the_code_of_an_item(tmp_path, monkeypatch
 def test_neighbors_that_a_drop_in_file_imports_belong_to_its_code(tmp_path):
     texts = {
         "mine": "import helper, numpy\n" + HONEST,
-        "helper": "from tools.deep import x\n",
+        "helper": "from toolbox.deep import x\n",
         "other": "",
         "a": HONEST,
     }
-    (tmp_path / "tools").mkdir()
+    (tmp_path / "toolbox").mkdir()
 
     def code(deep="x = 1\n", **changed):
-        (tmp_path / "tools" / "deep.py").write_text(deep)
-        (tmp_path / "tools" / "__init__.py").write_text("")
+        (tmp_path / "toolbox" / "deep.py").write_text(deep)
+        (tmp_path / "toolbox" / "__init__.py").write_text("")
         for name, text in (texts | changed).items():
             (tmp_path / f"{name}.py").write_text(text)
-        with undone_imports(("helper", "tools", "tools.deep")):
+        with undone_imports(("helper", "toolbox", "toolbox.deep")):
             (entry,) = Registry([str(tmp_path / "mine.py")]).named("twice", "channel")
         return entry.source
 
     first = code()
-    assert first == code(other="y = 2\n", helper="\nfrom tools.deep import x  # deep\n")
-    assert len({first, code(deep="x = 2\n"), code(helper="from tools.deep import x as z\n"), code(mine=HONEST)}) == 4
+    assert first == code(other="y = 2\n", helper="\nfrom toolbox.deep import x  # deep\n")
+    assert len({first, code(deep="x = 2\n"), code(helper="from toolbox.deep import x as z\n"), code(mine=HONEST)}) == 4
 
 
 @contextlib.contextmanager
