@@ -4,7 +4,7 @@ import sys
 from typing import ClassVar
 
 import numpy as np
-from smimbench_attention.inputs.independent import Gaussian
+from smimbench_attention.inputs.independent import GaussianInputs
 
 from smimbench import Capabilities, Info, hookimpl
 from smimbench.interfaces import Metric, Plan
@@ -77,7 +77,8 @@ METRICS = [
     variant(One, "label-raises", label=property(raises)),
 ]
 INPUTS = [
-    variant(Gaussian, f"{name.replace('_', '-')}-raises", **{name: property(raises)}) for name in ("shape", "gaussian")
+    variant(GaussianInputs, f"{name.replace('_', '-')}-raises", **{name: property(raises)})
+    for name in ("shape", "gaussian")
 ]
 
 

@@ -27,11 +27,11 @@ def smimbench_register_inputs(register: Register) -> None:
     """Register the laws of the tokens."""
     from smimbench_attention.inputs.array import ArrayInputs
     from smimbench_attention.inputs.correlated import CorrelatedTokens
-    from smimbench_attention.inputs.independent import Gaussian, HeavyTails, OneHot, Sphere
+    from smimbench_attention.inputs.independent import GaussianInputs, HeavyTails, OneHot, Sphere
     from smimbench_attention.inputs.power_law import PowerLaw
     from smimbench_attention.inputs.text import Text
 
-    for inputs in (ArrayInputs, CorrelatedTokens, Gaussian, HeavyTails, OneHot, PowerLaw, Sphere, Text):
+    for inputs in (ArrayInputs, CorrelatedTokens, GaussianInputs, HeavyTails, OneHot, PowerLaw, Sphere, Text):
         register(inputs)
 
 
@@ -70,9 +70,9 @@ def smimbench_register_metrics(register: Register) -> None:
     from smimbench_attention.metrics.generalization import BayesError, ConstantError, PluginError
     from smimbench_attention.metrics.mse import MSE
     from smimbench_attention.metrics.nishimori import Nishimori
-    from smimbench_attention.metrics.overlap import Overlap
+    from smimbench_attention.metrics.overlap import OverlapMetric
 
-    for metric in (MSE, Overlap, BayesError, PluginError, ConstantError, Calibration, Cosine, Nishimori):
+    for metric in (MSE, OverlapMetric, BayesError, PluginError, ConstantError, Calibration, Cosine, Nishimori):
         register(metric)
 
 

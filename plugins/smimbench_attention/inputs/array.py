@@ -53,16 +53,16 @@ class ArrayInputs(Inputs):
     def __post_init__(self) -> None:
         try:
             stamp = Path(self.path).stat()
-            found = _loaded(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[1]
+            digest = _loaded(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[1]
         except ParameterError:
             raise
         except (OSError, ValueError, EOFError) as error:
             raise ParameterError(
                 "path", f"must be a .npy or .npz file with finite numbers (N, T, D): {error_line(error)}"
             ) from None
-        if self.digest not in ("", found):
-            raise ParameterError("digest", f"must be that of the array in {self.path}, {found}, got {self.digest}")
-        object.__setattr__(self, "digest", found)
+        if self.digest not in ("", digest):
+            raise ParameterError("digest", f"must be that of the array in {self.path}, {digest}, got {self.digest}")
+        object.__setattr__(self, "digest", digest)
 
     @property
     def shape(self) -> tuple[int, int]:  # type: ignore[override]
@@ -84,7 +84,7 @@ class ArrayInputs(Inputs):
 
 @lru_cache(maxsize=1)
 def _loaded(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
-    """The array of a file (N, T, D) and its digest; ``stamp`` tells that the file has changed."""
+    """The array of a file (N, T, D) and its digest; ``stamp``, part of the cache key, changes with the file."""
     del stamp
     file = np.load(path, allow_pickle=False)
     if not isinstance(file, np.ndarray) and key not in file:
@@ -92,8 +92,8 @@ def _loaded(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
     array = np.asarray(file if isinstance(file, np.ndarray) else file[key])
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":
         raise ValueError(f"got {array.dtype} of shape {array.shape}")
-    if wrong := not_finite(array):
-        raise ValueError(f"got {wrong}")
+    if defect := not_finite(array):
+        raise ValueError(f"got {defect}")
     if array.ndim == 2:
         array = array[:, None, :]
     about = f"{array.dtype.str} {array.shape}".encode()

@@ -32,7 +32,7 @@ class Independent(Inputs):
 
 
 @dataclass(frozen=True)
-class Gaussian(Independent):
+class GaussianInputs(Independent):
     """Independent N(0, 1) entries, for which all theory is made.
 
     References

@@ -53,10 +53,10 @@ class PowerLaw(Inputs):
         require(self, "exponent", 0 <= self.exponent <= 20, "between 0 and 20")
         require(self, "features", self.features is None or self.features >= 1, "at least 1")
         if self.spectrum is not None:
-            wrong = [value for value in self.spectrum if not 1 / LARGEST <= value <= LARGEST]
-            if wrong or not self.spectrum:
+            outside = [value for value in self.spectrum if not 1 / LARGEST <= value <= LARGEST]
+            if outside or not self.spectrum:
                 between = f"between {1 / LARGEST:g} and {LARGEST:g}"
-                raise ParameterError("spectrum", f"must be a list of numbers {between}, got {wrong[:3]}")
+                raise ParameterError("spectrum", f"must be a list of numbers {between}, got {outside[:3]}")
             require(self, "exponent", self.exponent == 1.0, "left out where a spectrum is given")
             if self.features not in (None, len(self.spectrum)):
                 raise ParameterError(
@@ -74,10 +74,10 @@ class PowerLaw(Inputs):
         if self.features not in (None, dimension):
             raise ParameterError("features", f"must be the dimension {dimension}, got {self.features}")
         if self.spectrum is not None:
-            found = np.asarray(self.spectrum, dtype=float)
+            variances = np.asarray(self.spectrum, dtype=float)
         else:
-            found = np.arange(1.0, dimension + 1) ** -self.exponent
-        return np.asarray(found / found.mean())
+            variances = np.arange(1.0, dimension + 1) ** -self.exponent
+        return np.asarray(variances / variances.mean())
 
     def transform(self, z: Array) -> Array:
         """The numbers ``z`` (n, T, D), each feature times the root of its variance."""

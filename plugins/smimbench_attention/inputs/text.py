@@ -51,7 +51,7 @@ class Text(Inputs):
         A text file, in UTF-8 or Latin-1. Where each line is a question of TREC, ``COARSE:fine question``, the class is left
         out. Without a path: ``pydoc_data.topics`` of the standard library, which differs between versions of Python.
     window : int
-        Largest distance of words that are found together.
+        Largest distance of words that count as neighbors.
     split : str
         ``"text"``, as above, or ``"vocabulary"``: vectors are learned from the whole text, mean and covariance from every
         second word of the vocabulary by frequency, and samples are of the other words, less those in between.
@@ -103,8 +103,8 @@ class Text(Inputs):
         vectors, sentences = _embedded(self.path, self.digest, self.window, self.split, dimension)
         if self.normalized:
             vectors = vectors * np.sqrt(dimension / np.sum(vectors**2, axis=1, keepdims=True))
-        whole = [words[: len(words) // tokens * tokens].reshape(-1, tokens) for words in sentences]
-        return vectors, np.concatenate([np.zeros((0, tokens), dtype=int), *whole])
+        sentence_samples = [words[: len(words) // tokens * tokens].reshape(-1, tokens) for words in sentences]
+        return vectors, np.concatenate([np.zeros((0, tokens), dtype=int), *sentence_samples])
 
     def covariance(self, tokens: int, dimension: int) -> Host:
         """Covariance (T, T) over tokens of all samples, a mean over features, scaled to the mean 1 along its diagonal.
@@ -140,10 +140,10 @@ def _text(path: str | None, digest: str) -> tuple[str, str]:
         lines = [line for line in text.splitlines() if line.strip()]
         if all(map(QUESTION.match, lines)):
             text = "\n\n".join(QUESTION.sub("", line) for line in lines)
-    found = hashlib.sha256(text.encode()).hexdigest()[:16]
-    if digest not in ("", found):
-        raise ParameterError("digest", f"must be that of the text, {found}, got {digest}")
-    return text, found
+    text_digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if digest not in ("", text_digest):
+        raise ParameterError("digest", f"must be that of the text, {text_digest}, got {digest}")
+    return text, text_digest
 
 
 def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr_array:
@@ -151,12 +151,12 @@ def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr
     from scipy.sparse import coo_array, csr_array
 
     words = np.concatenate([np.zeros(0, dtype=int), *sentences])
-    of = np.repeat(np.arange(len(sentences)), [len(sentence) for sentence in sentences])
+    sentence_of = np.repeat(np.arange(len(sentences)), [len(sentence) for sentence in sentences])
     N = csr_array((size, size))
     for step in range(1, window + 1):
-        near = np.flatnonzero(of[step:] == of[:-step])
-        found = (np.ones(len(near)), (words[near], words[near + step]))
-        N = N + coo_array(found, shape=(size, size)).tocsr()
+        near = np.flatnonzero(sentence_of[step:] == sentence_of[:-step])
+        neighbors = (np.ones(len(near)), (words[near], words[near + step]))
+        N = N + coo_array(neighbors, shape=(size, size)).tocsr()
     N = coo_array(N + N.T)
     of_word = np.asarray(N.sum(axis=0))
     values = np.log(N.data * (of_word.sum() / (of_word[N.row] * of_word[N.col])))
@@ -169,10 +169,15 @@ def _embedded(path: str | None, digest: str, window: int, split: str, dimension:
     from scipy.linalg import solve_triangular
     from scipy.sparse.linalg import ArpackError, svds
 
-    text = [found for part in SENTENCE.split(_text(path, digest)[0].lower()) if (found := WORD.findall(part))]
-    counts = Counter(word for sentence in (text[::2] if split == "text" else text) for word in sentence)
-    number = {word: i for i, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word)))}
-    sentences = [np.array([number[word] for word in sentence if word in number], dtype=int) for sentence in text]
+    text, _ = _text(path, digest)
+    text_sentences = list(filter(None, map(WORD.findall, SENTENCE.split(text.lower()))))
+    counted = text_sentences[::2] if split == "text" else text_sentences
+    counts = Counter(word for sentence in counted for word in sentence)
+    vocabulary = sorted(counts, key=lambda word: (-counts[word], word))
+    number = {word: i for i, word in enumerate(vocabulary)}
+    sentences = [
+        np.array([number[word] for word in sentence if word in number], dtype=int) for sentence in text_sentences
+    ]
     if split == "text":
         learned, used = sentences[::2], sentences[1::2]
         fitted = np.ones(len(number), dtype=bool)
@@ -180,8 +185,8 @@ def _embedded(path: str | None, digest: str, window: int, split: str, dimension:
         # Ranks 0, 3, 4, 7, 8, ... against 1, 2, 5, 6, ...: both halves have words of all frequencies.
         fitted = np.isin(np.arange(len(number)) % 4, (0, 3))
         learned, used = sentences, [words[~fitted[words]] for words in sentences]
-    if (words := int(fitted.sum())) <= dimension:
-        raise ParameterError("path", f"must have more than {dimension} different words to learn from, has {words}")
+    if (learnable := int(fitted.sum())) <= dimension:
+        raise ParameterError("path", f"must have more than {dimension} different words to learn from, has {learnable}")
     few = f"must be a longer text: its words are found together in fewer than {dimension} different ways"
     try:
         vectors, sizes, _ = svds(mutual_information(learned, len(number), window), k=dimension, v0=np.ones(len(number)))

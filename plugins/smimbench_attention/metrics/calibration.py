@@ -48,5 +48,5 @@ class Calibration(PerComponent):
             return claimed, [None if value is None else 0.0 for value in claimed]
         second = np.diagonal(prior_moments(problem)[0])
         errors = np.atleast_1d(np.asarray(point["mse"], dtype=float))
-        known = errors > SMALLEST * second
-        return [1.0 if k else None for k in known], [0.0 if k else None for k in known]
+        uncertain = errors > SMALLEST * second
+        return [1.0 if k else None for k in uncertain], [0.0 if k else None for k in uncertain]

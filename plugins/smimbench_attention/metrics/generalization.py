@@ -46,8 +46,8 @@ def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncerta
         claims.memory[MEMORY] = measured_error(
             instance.problem, inner(signal, signal), inner(signal, estimate), inner(estimate, estimate), claims.V
         )
-    found: dict[str, Uncertain] = claims.memory[MEMORY]
-    return found
+    errors: dict[str, Uncertain] = claims.memory[MEMORY]
+    return errors
 
 
 class BayesError(_PredictionError):
@@ -59,10 +59,10 @@ class BayesError(_PredictionError):
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
         """Expected squared error of the Bayes predictor on fresh samples."""
-        found = _errors(instance, estimate, claims)
-        if "bayes" not in found:
+        errors = _errors(instance, estimate, claims)
+        if "bayes" not in errors:
             claims.remarks.append("the algorithm claims no error, so the Bayes predictor is the plug-in predictor")
-        return [float(found.get("bayes", found["plugin"]).value)]
+        return [float(errors.get("bayes", errors["plugin"]).value)]
 
 
 class PluginError(_PredictionError):

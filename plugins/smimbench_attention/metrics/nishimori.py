@@ -39,17 +39,19 @@ class Nishimori(PerComponent):
         """Nishimori ratio of each component; NaN for a component that is estimated as the prior mean."""
         model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
         mean = np.asarray(problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float)
-        truth, found = np.asarray(claims.teacher, dtype=float) - mean, aligned - mean
-        across, own = (np.diagonal(np.asarray(model.inner(found, other), dtype=float)) for other in (truth, found))
-        known = own > SMALLEST * np.diagonal(prior_moments(problem)[0])
-        if not known.any():
+        truth, estimate = np.asarray(claims.teacher, dtype=float) - mean, aligned - mean
+        across, square = (
+            np.diagonal(np.asarray(model.inner(estimate, vector), dtype=float)) for vector in (truth, estimate)
+        )
+        informed = square > SMALLEST * np.diagonal(prior_moments(problem)[0])
+        if not informed.any():
             raise NotMeasured("the estimate is the prior mean")
-        return np.where(known, across / np.where(known, own, 1.0), np.nan)
+        return np.where(informed, across / np.where(informed, square, 1.0), np.nan)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
         """Theoretical ratio of a posterior mean: 1 for components estimated better than by chance."""
         second, bottom = (np.diagonal(moment) for moment in prior_moments(problem)[:2])
         Q = np.diagonal(np.asarray(point["overlap"], dtype=float))
         honest = np.abs(second - Q - np.atleast_1d(np.asarray(point["mse"], dtype=float))) <= EQUAL * second
-        known = (Q - bottom > EQUAL * second) & honest & ("squared_cosine" not in point)
-        return [1.0 if k else None for k in known], [0.0 if k else None for k in known]
+        informed = (Q - bottom > EQUAL * second) & honest & ("squared_cosine" not in point)
+        return [1.0 if k else None for k in informed], [0.0 if k else None for k in informed]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
 
 
-class Overlap(PerComponent):
+class OverlapMetric(PerComponent):
     """Low rank: squared cosine between each component and its teacher. Extensive rank: ``q = tr(S_hat S) / D``."""
 
     name = "overlap"

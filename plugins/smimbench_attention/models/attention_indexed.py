@@ -43,7 +43,7 @@ _EDGE = 24
 @cache
 def _bands(dimension: int) -> tuple[slice, ...]:
     """Bands of rows or columns in which products with a symmetric (d, d) matrix are computed."""
-    count = next((bands for least, bands in _BANDS if dimension >= least), 1)
+    count = next((bands for smallest, bands in _BANDS if dimension >= smallest), 1)
     edges = [_EDGE * round(i * dimension / count / _EDGE) for i in range(count)]
     return tuple(slice(a, b) for a, b in pairwise([*edges, dimension]))
 
@@ -151,7 +151,7 @@ class AttentionIndexed(TokenModel):
     def _least_samples(self, dimension: int) -> int:
         return -(-max(_LEAST_ROWS, _ROWS_PER_DIMENSION * dimension) // self.tokens)
 
-    def _pieces(self, n: int, dimension: int, components: int, itemsize: int, like: Array) -> list[slice]:
+    def _resident_slices(self, n: int, dimension: int, components: int, itemsize: int, like: Array) -> list[slice]:
         """Slices of samples whose products with a signal, as large as their inputs, are held in memory at once."""
         budget = chunk_bytes(like)
         if budget is None:
@@ -193,7 +193,7 @@ class AttentionIndexed(TokenModel):
 
         z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
         apart, pairs = self._apart(inputs), site_pairs(self.tokens, self.symmetric)
-        for s in self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs):
+        for s in self._resident_slices(n, dimension, components, _itemsize(xp, dtype), inputs):
             x = inputs[s, :, :]
             rows = xp.reshape(x, (-1, dimension))
             for k in range(students):
@@ -231,13 +231,13 @@ class AttentionIndexed(TokenModel):
         gradients = xp.reshape(g, (math.prod(lead), n, components, sites))
         pick, factors = self._sites_of_entries(xp, dtype, device)
         scale = factors * (self.kappa / dimension**1.5)
-        pieces = self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs)
+        resident = self._resident_slices(n, dimension, components, _itemsize(xp, dtype), inputs)
         apart, bands = self._apart(inputs), self._bands(inputs)
 
-        def one(k: int, p: int) -> Array:
+        def component_adjoint(k: int, p: int) -> Array:
             total = xp.zeros((dimension, dimension), dtype=dtype, device=device)
             trace = xp.zeros((), dtype=dtype, device=device)
-            for s in pieces:
+            for s in resident:
                 x = inputs[s, :, :]
                 weights = xp.take(gradients[k, s, p, :], pick, axis=1) * scale
                 trace = trace + xp.sum(weights[:, :: self.tokens + 1])
@@ -255,8 +255,8 @@ class AttentionIndexed(TokenModel):
             flat[:: dimension + 1] = flat[:: dimension + 1] - trace
             return xp.reshape(flat, (dimension, dimension))
 
-        found = [one(*divmod(i, components)) for i in range(count)]
-        return xp.reshape(found[0] if count == 1 else xp.stack(found), (*lead, components, dimension, dimension))
+        matrices = [component_adjoint(*divmod(i, components)) for i in range(count)]
+        return xp.reshape(matrices[0] if count == 1 else xp.stack(matrices), (*lead, components, dimension, dimension))
 
     def forward_gram(self, inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
         r"""Latents of the signal ``F F^T`` and the gradient map back to F, without a (d, d) matrix.
@@ -272,16 +272,16 @@ class AttentionIndexed(TokenModel):
         """
         xp = namespace(inputs, factor)
         *lead, components, length, width = factor.shape
-        parts = 1 if self.symmetric else 2
-        dimension = length // parts
+        block_count = 1 if self.symmetric else 2
+        dimension = length // block_count
         self._check_inputs(inputs, dimension)
         dtype, device = xp.result_type(inputs, factor), array_api_compat.device(inputs)
         n, count = inputs.shape[0], math.prod(lead) * components
         swapped = (*range(len(lead)), len(lead) + 1, len(lead), len(lead) + 2)  # components and samples exchanged
         rows = xp.reshape(inputs, (-1, dimension))
-        flat = xp.reshape(factor, (count, parts, dimension, width))
-        columns = xp.reshape(xp.permute_dims(flat, (2, 1, 0, 3)), (dimension, parts * count * width))
-        y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, parts, count, width))
+        flat = xp.reshape(factor, (count, block_count, dimension, width))
+        columns = xp.reshape(xp.permute_dims(flat, (2, 1, 0, 3)), (dimension, block_count * count * width))
+        y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, block_count, count, width))
         y = xp.permute_dims(y, (2, 3, 0, 1, 4))
         forms = xp.reshape(xp.matmul(y[0, ...], xp.matrix_transpose(y[-1, ...])), (count, n, -1))
         pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
@@ -298,8 +298,8 @@ class AttentionIndexed(TokenModel):
             gy = [xp.matmul(weights, y[-1, ...])]
             if not self.symmetric:
                 gy.append(xp.matmul(xp.matrix_transpose(weights), y[0, ...]))
-            gy = xp.reshape(xp.permute_dims(xp.stack(gy), (2, 3, 0, 1, 4)), (-1, parts * count * width))
-            back = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, parts, count, width))
+            gy = xp.reshape(xp.permute_dims(xp.stack(gy), (2, 3, 0, 1, 4)), (-1, block_count * count * width))
+            back = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, block_count, count, width))
             back = xp.permute_dims(back, (2, 1, 0, 3))
             return xp.reshape(back - trace[:, None, None, None] * flat, factor.shape)
 
@@ -315,13 +315,13 @@ class AttentionIndexed(TokenModel):
     def _sites_of_entries(self, xp: ModuleType, dtype: Any, device: Any) -> tuple[Array, Array]:
         """Site of every entry of the T x T matrix G, and the factor that turns g_z into G."""
         if self.symmetric:
-            where, values = entry_sites(self.tokens), site_values(self.tokens, math.sqrt(0.5), 0.5)
-            factors = [values[c] for c in where]
+            sites, values = entry_sites(self.tokens), site_values(self.tokens, math.sqrt(0.5), 0.5)
+            factors = [values[c] for c in sites]
         else:  # none on the diagonal
             site = {entry: c for c, entry in enumerate(site_entries(self.tokens, False))}
-            where = tuple(site.get(entry, 0) for entry in range(self.tokens**2))
+            sites = tuple(site.get(entry, 0) for entry in range(self.tokens**2))
             factors = [float(entry in site) for entry in range(self.tokens**2)]
-        return xp.asarray(where, device=device), xp.asarray(factors, dtype=dtype, device=device)
+        return xp.asarray(sites, device=device), xp.asarray(factors, dtype=dtype, device=device)
 
     def adjoint_scale(self, dimension: int) -> float:
         """``kappa / d``, the ratio of ``adjoint`` to the transpose of ``forward``."""
@@ -348,15 +348,15 @@ def _forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
     xp = namespace(x, matrix)
     n, tokens, dimension = x.shape
     rows = xp.reshape(x, (-1, dimension))
-    found = 0.0
+    forms = 0.0
     for band in bands:
         lower = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
-        xl, part = xp.reshape(xp.matmul(rows[:, band.start :], lower), (n, tokens, -1)), x[:, :, band]
+        xl, x_band = xp.reshape(xp.matmul(rows[:, band.start :], lower), (n, tokens, -1)), x[:, :, band]
         if tokens <= _FEW_TOKENS:
-            found = found + xp.vecdot(xl[:, :, None, :], part[:, None, :, :])
+            forms = forms + xp.vecdot(xl[:, :, None, :], x_band[:, None, :, :])
         else:
-            found = found + xp.matmul(xl, xp.matrix_transpose(part))
-    return found + xp.matrix_transpose(found)
+            forms = forms + xp.matmul(xl, xp.matrix_transpose(x_band))
+    return forms + xp.matrix_transpose(forms)
 
 
 def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:

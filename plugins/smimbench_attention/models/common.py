@@ -117,9 +117,9 @@ class TokenModel(Model):
             raise ValueError(f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}")
 
 
-def slices(n: int, most: int) -> list[slice]:
-    """Slices of nearly equal length, at most ``most`` (at least 1), that cover ``range(n)``."""
-    count = max(1, math.ceil(n / max(1, most)))
+def slices(n: int, largest: int) -> list[slice]:
+    """Slices of nearly equal length, at most ``largest`` (at least 1), that cover ``range(n)``."""
+    count = max(1, math.ceil(n / max(1, largest)))
     step = math.ceil(n / count) if n else 1
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
@@ -142,8 +142,8 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     shape = estimate.shape
     flat = xp.reshape(estimate, (shape[0], -1))
     if symmetry == "rotations":
-        left, _, right = xp.linalg.svd(inner, full_matrices=False)
-        return xp.reshape(xp.matmul(xp.matmul(left, right), flat), shape)
+        U, _, Vh = xp.linalg.svd(inner, full_matrices=False)
+        return xp.reshape(xp.matmul(xp.matmul(U, Vh), flat), shape)
     order, signs = _best_symmetry(to_host(inner), symmetry)
     device = array_api_compat.device(estimate)
     flat = xp.take(flat, xp.asarray(order, device=device), axis=0)

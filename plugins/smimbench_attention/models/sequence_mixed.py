@@ -40,21 +40,21 @@ def project(flat: Array, rows: Array) -> Array:
     import cupy
 
     (count, size), components = flat.shape, rows.shape[0]
-    found = cupy.empty((count, components), dtype=np.float64)
+    products = cupy.empty((count, components), dtype=np.float64)
     if count:
-        arguments = (flat, cupy.ascontiguousarray(rows), np.int64(count), np.int64(size), found)
+        arguments = (flat, cupy.ascontiguousarray(rows), np.int64(count), np.int64(size), products)
         _kernel("project", components)((-(-count // ROWS),), (THREADS,), arguments)
-    return found
+    return products
 
 
-def push(left: Array, flat: Array) -> Array:
+def push(weights: Array, flat: Array) -> Array:
     """Product (P, D) of weights (P, k) in float64 with the tokens (k, D) in float32."""
     import cupy
 
-    (count, size), components = flat.shape, left.shape[0]
+    (count, size), components = flat.shape, weights.shape[0]
     share = max(1, -(-count // SHARES))
-    parts = cupy.zeros((-(-count // share), components, size), dtype=np.float64)
+    sums = cupy.zeros((-(-count // share), components, size), dtype=np.float64)
     if count:
-        arguments = (flat, cupy.ascontiguousarray(left.T), np.int64(count), np.int64(size), np.int64(share), parts)
-        _kernel("push", components)((-(-size // THREADS), parts.shape[0]), (THREADS,), arguments)
-    return parts.sum(axis=0)
+        arguments = (flat, cupy.ascontiguousarray(weights.T), np.int64(count), np.int64(size), np.int64(share), sums)
+        _kernel("push", components)((-(-size // THREADS), sums.shape[0]), (THREADS,), arguments)
+    return sums.sum(axis=0)

@@ -122,15 +122,15 @@ class SequenceMultiIndex(TokenModel):
         self._check_gradient(inputs, g)
         students = math.prod(lead)
         rows = students * components
-        left = xp.permute_dims(xp.reshape(g, (students, n, components, sites)), (0, 2, 1, 3))
-        left = xp.reshape(left, (rows, n * sites))
+        weights = xp.permute_dims(xp.reshape(g, (students, n, components, sites)), (0, 2, 1, 3))
+        weights = xp.reshape(weights, (rows, n * sites))
         flat = xp.reshape(inputs, (-1, dimension))
-        if _narrow(inputs, left):
-            total = sequence_mixed.push(left, flat)
+        if _narrow(inputs, weights):
+            total = sequence_mixed.push(weights, flat)
         elif isinstance(flat, np.ndarray) and rows <= _FEW_VECTORS:
-            total = np.concatenate([left[k : k + 1] @ flat for k in range(rows)])
+            total = np.concatenate([weights[k : k + 1] @ flat for k in range(rows)])
         else:
-            total = xp.matmul(left, flat)
+            total = xp.matmul(weights, flat)
         return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
 
     def adjoint_scale(self, dimension: int) -> float:

@@ -93,16 +93,16 @@ def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
     the matrix that is inverted is well conditioned unless the components are strongly correlated.
     """
     diagonal = xp.linalg.diagonal(Qhat)
-    known = xp.isinf(diagonal)
+    exact = xp.isinf(diagonal)
     # A component that is known has V = 0 and estimate R, whatever its couplings.
-    finite = xp.where(known[..., :, None] | known[..., None, :], xp.zeros_like(Qhat), Qhat)
+    finite = xp.where(exact[..., :, None] | exact[..., None, :], xp.zeros_like(Qhat), Qhat)
     identity = xp.eye(Qhat.shape[-1], dtype=Qhat.dtype, device=array_api_compat.device(Qhat))
-    scale = xp.where(known, xp.zeros_like(diagonal), 1 / xp.sqrt(1 + diagonal))
-    unit = xp.where(known, xp.ones_like(diagonal), scale)
+    scale = xp.where(exact, xp.zeros_like(diagonal), 1 / xp.sqrt(1 + diagonal))
+    unit = xp.where(exact, xp.ones_like(diagonal), scale)
     correlated = unit[..., :, None] * (identity + finite) * unit[..., None, :]
     inverse = xp.linalg.inv(correlated)
     inverse = (inverse + xp.matrix_transpose(inverse)) / 2
     V = (scale[..., :, None] * scale[..., None, :]) * inverse
     # Q = V Qhat = I - V: each entry from the form in which nothing cancels.
     Q = xp.where(identity > 0, xp.matmul(V, finite), -V)
-    return Q + identity * xp.astype(known, Qhat.dtype)[..., None, :], V
+    return Q + identity * xp.astype(exact, Qhat.dtype)[..., None, :], V

@@ -137,15 +137,17 @@ class Bilinear(Prior):
         finite = xp.isfinite(R)
         factors = [xp.linalg.svd(xp.where(finite, R, xp.zeros_like(R))[p, :, :]) for p in range(components)]
         # The scalar equations are solved on the host. One transfer brings all.
-        Qhat, whole, *spectra = read_together(Qhat, xp.astype(xp.all(finite), R.dtype), *(s for _, s, _ in factors))
+        Qhat, all_finite, *spectra = read_together(
+            Qhat, xp.astype(xp.all(finite), R.dtype), *(s for _, s, _ in factors)
+        )
         noise = noise_of_components(Qhat)
         V = send(np.diag(mmse(noise, rho)), R)
-        if not whole:
+        if not all_finite:
             return Denoised(xp.full_like(R, math.nan), V)
         estimate = []
-        for values, delta, (left, _, right) in zip(spectra, noise, factors):
+        for values, delta, (U, _, Vh) in zip(spectra, noise, factors):
             shrunk = xp.asarray(singular_map(values, float(delta), rho, continued=continued), **matching(R))
-            estimate.append(xp.matmul(left * shrunk[None, :], right))
+            estimate.append(xp.matmul(U * shrunk[None, :], Vh))
         return Denoised(xp.stack(estimate), V)
 
     def overlap(self, Qhat: Array) -> Overlap:

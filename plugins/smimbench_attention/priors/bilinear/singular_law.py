@@ -66,10 +66,10 @@ def _bulks(delta: Host, a: float) -> _Bulks:
         for _ in range(200):
             G, slope = _at_zero(p, delta, a)
             step = (1 - G**-0.5) / (-0.5 * slope * G**-1.5)
-            new = np.where(ahead > p, np.clip(p + step, p, ahead), np.clip(p + step, ahead, p))
-            if np.all(np.abs(new - p) <= 4e-16 * p):
+            moved = np.where(ahead > p, np.clip(p + step, p, ahead), np.clip(p + step, ahead, p))
+            if np.all(np.abs(moved - p) <= 4e-16 * p):
                 break
-            p = new
+            p = moved
         return p
 
     # The dip is at the zero of G', Delta (a^2 - y)^3 = y^2 (3 a^2 + y) with y = t^3 = p^2: convex and increasing in t.
@@ -114,9 +114,9 @@ def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
         if np.all(np.abs(step) <= 1e-14 * t + 4e-16 / slope):
             break
     inverse = 1 / (square + t)
-    part = weights * inverse
-    A, B = (part * inverse).sum(0), (part * inverse * away).sum(0)
-    return p + (part * away).sum(0), 2 * t * A + 2 * B * B / A, np.sqrt(t), part[1] + part[2]
+    shares = weights * inverse
+    A, B = (shares * inverse).sum(0), (shares * inverse * away).sum(0)
+    return p + (shares * away).sum(0), 2 * t * A + 2 * B * B / A, np.sqrt(t), shares[1] + shares[2]
 
 
 def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host, Host]:
@@ -125,17 +125,19 @@ def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host,
     bulks = _bulks(delta, a)
     cuts = _subordination(np.abs(np.asarray(breaks)), float(delta[0]), rho)[0].tolist() if len(breaks) else []
     t, dt = double_exponential()
-    parts = []
-    for left, right in ((np.zeros(delta.shape), bulks.inner), (bulks.outer, bulks.end)):
-        inner = [np.array([cut]) for cut in sorted(set(cuts)) if float(left[0]) < cut < float(right[0])]
-        for low, high in pairwise([left, *inner, right]):
+    panels = []
+    for start, end in ((np.zeros(delta.shape), bulks.inner), (bulks.outer, bulks.end)):
+        inner = [np.array([cut]) for cut in sorted(set(cuts)) if float(start[0]) < cut < float(end[0])]
+        for low, high in pairwise([start, *inner, end]):
             length = (high - low)[:, None]
             p = low[:, None] + length * t
-            x, stretch, v, kept = _inside(p, column, a)
+            x, stretch, v, relative_variance = _inside(p, column, a)
             size = p * p + v * v
-            parts.append((2 / math.pi * length * dt * stretch * v / size, x, x - 2 * column * p / size, kept))
-    weights, x, mean, kept = (np.concatenate(part, axis=-1) for part in zip(*parts))
-    return weights, x, mean, kept
+            panels.append(
+                (2 / math.pi * length * dt * stretch * v / size, x, x - 2 * column * p / size, relative_variance)
+            )
+    weights, x, mean, relative_variance = (np.concatenate(columns, axis=-1) for columns in zip(*panels))
+    return weights, x, mean, relative_variance
 
 
 def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
@@ -151,10 +153,10 @@ def observed_law(noise: float, rho: float, breaks: Sequence[float] = ()) -> tupl
     value, and mean and variance of the posterior of S in the direction of its singular vectors. Functions with kinks or jumps at
     ``breaks`` are integrated as well as smooth ones.
     """
-    weights, x, mean, kept = (part[0] for part in _nodes(np.array([float(noise)]), rho, breaks))
+    weights, x, mean, relative_variance = (nodes[0] for nodes in _nodes(np.array([float(noise)]), rho, breaks))
     weights = weights / weights.sum() / 2
-    both = ((weights, weights), (x, -x), (mean, -mean), (noise * kept, noise * kept))
-    weights, x, mean, variance = (np.concatenate(pair) for pair in both)
+    mirrored = ((weights, weights), (x, -x), (mean, -mean), (noise * relative_variance, noise * relative_variance))
+    weights, x, mean, variance = (np.concatenate(pair) for pair in mirrored)
     return weights, x, mean, variance
 
 
@@ -169,8 +171,8 @@ def mmse(noise: Host | float, rho: float) -> Host:
     flat = np.reshape(noise, -1)
     valid = flat >= 0
     delta = np.clip(np.where(valid, flat, 1.0), _SMALLEST_NOISE, _LARGEST_NOISE)
-    weights, _, _, kept = _nodes(delta, rho)
-    value = delta * (weights * kept).sum(-1) / weights.sum(-1)
+    weights, _, _, relative_variance = _nodes(delta, rho)
+    value = delta * (weights * relative_variance).sum(-1) / weights.sum(-1)
     value = np.where(flat < delta, value * (np.where(valid, flat, 0.0) / delta), np.minimum(value, 1.0))
     value = np.where(flat > delta, 1.0, value)
     return np.reshape(np.where(valid, value, np.nan), noise.shape)
@@ -201,13 +203,13 @@ def singular_map(values: Host, noise: float, rho: float, *, continued: bool = Fa
         edges = [_edge(float(p[0]), noise, rho) for p in _bulks_of_one(noise, rho)]
         inside = np.minimum(values, edges[-1][0])
     p, v = _subordination(inside, noise, rho)
-    found = np.asarray(inside - 2 * noise * p / np.maximum(p * p + v * v, 1e-300))
+    denoised = np.asarray(inside - 2 * noise * p / np.maximum(p * p + v * v, 1e-300))
     if not continued:
-        return found
-    (x1, xi1, _), (x2, xi2, _), (_, last, slope) = edges
+        return denoised
+    (x1, xi1, _), (x2, xi2, _), (_, xi2_end, slope) = edges
     if x2 > x1:
-        found = np.where((inside > x1) & (inside < x2), xi1 + (xi2 - xi1) / (x2 - x1) * (inside - x1), found)
-    return np.asarray(np.where(values > inside, last + slope * (values - inside), found))
+        denoised = np.where((inside > x1) & (inside < x2), xi1 + (xi2 - xi1) / (x2 - x1) * (inside - x1), denoised)
+    return np.asarray(np.where(values > inside, xi2_end + slope * (values - inside), denoised))
 
 
 @lru_cache(maxsize=32)

@@ -97,8 +97,8 @@ class Wishart(Prior):
 
     def mean(self, components: int, dimension: int) -> Array:
         """Prior mean ``sqrt(r/D) I`` (P, D, D), host; ParameterError if ``rho`` is 0."""
-        one = math.sqrt(self._width(dimension) / dimension) * np.eye(dimension)
-        return np.repeat(one[None], components, axis=0)
+        component_mean = math.sqrt(self._width(dimension) / dimension) * np.eye(dimension)
+        return np.repeat(component_mean[None], components, axis=0)
 
     def second_moment(self, components: int) -> Array:
         """Second moment ``lim E[S_p S_q]/D = rho + delta_pq`` (P, P), host. At finite D the diagonal is larger by 1/D."""
@@ -144,16 +144,18 @@ class Wishart(Prior):
         xp = namespace(R)
         rho = self._width(dimension) / dimension
         finite = xp.isfinite(R)
-        whole = xp.all(finite)
+        all_finite = xp.all(finite)
         # eigh is kept from what it cannot take; a device is not asked first whether it must be.
-        safe = xp.where(finite, R, xp.zeros_like(R)) if on_device(R) or not whole else R
+        safe = xp.where(finite, R, xp.zeros_like(R)) if on_device(R) or not all_finite else R
         # One at a time: CuPy hands a stack to a method that is slow on a few large ones.
         pairs = [xp.linalg.eigh(safe[p, :, :]) for p in range(components)]
         # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
-        Qhat, whole, *spectra = read_together(Qhat, xp.astype(whole, R.dtype), *(values for values, _ in pairs))
+        Qhat, all_finite, *spectra = read_together(
+            Qhat, xp.astype(all_finite, R.dtype), *(values for values, _ in pairs)
+        )
         noise = noise_of_components(Qhat)
         V = send(np.diag(mmse(noise, rho)), R)
-        if not whole:
+        if not all_finite:
             return Denoised(xp.full_like(R, math.nan), V)
         estimate = []
         for spectrum, delta, (_, vectors) in zip(spectra, noise, pairs):

@@ -43,7 +43,7 @@ _LARGEST_NOISE = 1e18
 
 
 class _Bulks(NamedTuple):
-    """Ranges of the parameter s where the density is positive: ``[outer, middle]`` and ``[base + lower, base + upper]``, each
+    """Ranges of the parameter s where the density is positive: ``[outer, turn]`` and ``[base + lower, base + upper]``, each
     (n,).
 
     The second range is counted from ``base``, the s of the zero eigenvalues of S: at small Delta it is a
@@ -52,7 +52,7 @@ class _Bulks(NamedTuple):
 
     base: float
     outer: Host
-    middle: Host
+    turn: Host
     lower: Host
     upper: Host
     gap: np.ndarray[Any, np.dtype[np.bool_]]
@@ -89,17 +89,17 @@ def _bulks(root: Host, rho: float) -> _Bulks:
     outer = _newton(r, root, np.maximum(root - a, root / (1 + a)))
     upper = _newton(q, root, root + a - base)
 
-    middle = np.sqrt(outer * (base + upper))
+    turn = np.sqrt(outer * (base + upper))
     if rho >= 1:
-        return _Bulks(base, outer, middle, middle - base, upper, np.zeros(root.shape, dtype=bool))
+        return _Bulks(base, outer, turn, turn - base, upper, np.zeros(root.shape, dtype=bool))
     dip = math.sqrt(math.expm1(-math.log(rho) / 3))
-    middle = np.where(dip > outer, dip, middle)
-    lower = middle - base
+    turn = np.where(dip > outer, dip, turn)
+    lower = turn - base
     gap = root < dip**3
     if gap.any():
-        middle[gap] = np.minimum(_newton(minus_q, root[gap], np.zeros(gap.sum())), dip)
+        turn[gap] = np.minimum(_newton(minus_q, root[gap], np.zeros(gap.sum())), dip)
         lower[gap] = np.maximum(_newton(q, -root[gap], np.zeros(gap.sum())), dip - base)
-    return _Bulks(base, outer, middle, lower, upper, gap)
+    return _Bulks(base, outer, turn, lower, upper, gap)
 
 
 @lru_cache(maxsize=32)
@@ -165,20 +165,20 @@ def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host,
     root = np.sqrt(delta)[:, None]
     bulks = _bulks_of_one(float(root[0, 0]), rho) if root.size == 1 else _bulks(root[:, 0], rho)
     t, dt = double_exponential()
-    parts = []
-    for base, left, right in ((0.0, bulks.outer, bulks.middle), (bulks.base, bulks.lower, bulks.upper)):
-        inner = [_cut(float(left[0]), float(right[0]), base, float(root[0, 0]), rho, x) for x in breaks]
-        for low, high in pairwise([left, *(np.array([e]) for e in sorted(e for e in inner if e is not None)), right]):
+    panels = []
+    for base, start, end in ((0.0, bulks.outer, bulks.turn), (bulks.base, bulks.lower, bulks.upper)):
+        inner = [_cut(float(start[0]), float(end[0]), base, float(root[0, 0]), rho, x) for x in breaks]
+        for low, high in pairwise([start, *(np.array([e]) for e in sorted(e for e in inner if e is not None)), end]):
             length = (high - low)[:, None]
             s, m, q, r = _curves(low[:, None] + length * t, base, rho)
             density = np.sqrt(np.maximum((r / root - 1) * (r / root + 1) * (1 - q / root) * (1 + q / root), 0))
             stretch = ((root / s) ** 2 + s * s - (rho**-0.5 * s / m**2) ** 2) / s
-            parts.append(((rho / math.pi) * length * dt * density * stretch, s, q * r))
-    weights, s, qr = (np.concatenate(part, axis=-1) for part in zip(*parts))
+            panels.append(((rho / math.pi) * length * dt * density * stretch, s, q * r))
+    weights, s, qr = (np.concatenate(columns, axis=-1) for columns in zip(*panels))
     return weights, s, qr
 
 
-def _cut(left: float, right: float, base: float, root: float, rho: float, x: float) -> float | None:
+def _cut(low: float, high: float, base: float, root: float, rho: float, x: float) -> float | None:
     """Value ``e = s - base`` in a range at which the eigenvalue is x; None if x is outside."""
     from scipy.optimize import brentq
 
@@ -186,9 +186,9 @@ def _cut(left: float, right: float, base: float, root: float, rho: float, x: flo
         s, _, q, r = _curves(e, base, rho)
         return float(math.sqrt(rho) * (root * root - q * r + (root / s) ** 2) - x)
 
-    if not (left < right and above(left) > 0 > above(right)):
+    if not (low < high and above(low) > 0 > above(high)):
         return None
-    return float(brentq(above, left, right, xtol=1e-300))
+    return float(brentq(above, low, high, xtol=1e-300))
 
 
 @lru_cache(maxsize=1)
@@ -225,18 +225,18 @@ def eigenvalue_map(values: Host, noise: float, rho: float) -> Host:
     if noise > _LARGEST_NOISE / min(rho, 1.0):  # linear to all digits
         return np.asarray(mean + (values - mean) / (1 + noise))
 
-    right, left, *gap = _edges(noise, rho)
-    y = _only_root(np.clip(values, left.x, right.x) / mean - noise, noise, rho)
-    beyond = [(right, values > right.x), (left, values < left.x)]
-    low, high = np.asarray(right.s), np.asarray(left.s)
+    upper, lower, *gap = _edges(noise, rho)
+    y = _only_root(np.clip(values, lower.x, upper.x) / mean - noise, noise, rho)
+    beyond = [(upper, values > upper.x), (lower, values < lower.x)]
+    low, high = np.asarray(upper.s), np.asarray(lower.s)
     if gap:
-        first, last = gap
-        zero_bulk = values <= min(max(first.turning_point(), first.x), last.x)
-        low, high = np.where(zero_bulk, first.s, right.s), np.where(zero_bulk, left.s, last.s)
-        beyond += [(first, zero_bulk & (values > first.x)), (last, ~zero_bulk & (values < last.x))]
+        zero_edge, bulk_edge = gap
+        zero_bulk = values <= min(max(zero_edge.turning_point(), zero_edge.x), bulk_edge.x)
+        low, high = np.where(zero_bulk, zero_edge.s, upper.s), np.where(zero_bulk, lower.s, bulk_edge.s)
+        beyond += [(zero_edge, zero_bulk & (values > zero_edge.x)), (bulk_edge, ~zero_bulk & (values < bulk_edge.x))]
     shrunk = mean * noise / np.clip(y, low**2, high**2)
-    for edge, there in beyond:
-        shrunk[there] = edge.beyond(values[there])
+    for edge, mask in beyond:
+        shrunk[mask] = edge.beyond(values[mask])
     return shrunk
 
 
@@ -259,27 +259,27 @@ def continued_map(values: Host, noise: float, rho: float) -> Host:
     """
     if not _SMALLEST_NOISE <= noise <= _LARGEST_NOISE / min(rho, 1.0):
         return eigenvalue_map(values, noise, rho)
-    right, left, *gap = _edges(noise, rho)
-    inside = np.clip(values, left.x, right.x)
-    found = eigenvalue_map(inside, noise, rho).astype(values.dtype)
+    upper, lower, *gap = _edges(noise, rho)
+    inside = np.clip(values, lower.x, upper.x)
+    denoised = eigenvalue_map(inside, noise, rho).astype(values.dtype)
     if gap and gap[1].x > gap[0].x:
-        first, last = gap
-        line = first.xi + (last.xi - first.xi) / (last.x - first.x) * (inside - first.x)
-        found = np.where((inside > first.x) & (inside < last.x), line, found)
+        zero_edge, bulk_edge = gap
+        line = zero_edge.xi + (bulk_edge.xi - zero_edge.xi) / (bulk_edge.x - zero_edge.x) * (inside - zero_edge.x)
+        denoised = np.where((inside > zero_edge.x) & (inside < bulk_edge.x), line, denoised)
     beyond = values - inside
     # From the value at the end itself: there the map has a square root, and rounding of 1e-16 would show as 1e-8.
-    found = np.where(beyond > 0, right.xi + right.slope * beyond, found)
-    return np.where(beyond < 0, left.xi + left.slope * beyond, found)
+    denoised = np.where(beyond > 0, upper.xi + upper.slope * beyond, denoised)
+    return np.where(beyond < 0, lower.xi + lower.slope * beyond, denoised)
 
 
 def _edges(noise: float, rho: float) -> list[_Edge]:
     """Edges of the density: right and left end, then those of the bulk of zeros and of the other bulk, if there are two."""
     base, *ends, gap = _bulks_of_one(math.sqrt(noise), rho)
-    outer, middle, lower, upper = (float(end[0]) for end in ends)
-    found = [_Edge(outer, 1, noise, rho), _Edge(base + upper, -1, noise, rho)]
+    outer, turn, lower, upper = (float(end[0]) for end in ends)
+    edges = [_Edge(outer, 1, noise, rho), _Edge(base + upper, -1, noise, rho)]
     if gap[0]:
-        found += [_Edge(base + lower, 1, noise, rho, inner=True), _Edge(middle, -1, noise, rho, inner=True)]
-    return found
+        edges += [_Edge(base + lower, 1, noise, rho, inner=True), _Edge(turn, -1, noise, rho, inner=True)]
+    return edges
 
 
 class _Edge:
@@ -322,10 +322,10 @@ class _Edge:
         d = np.sqrt(distance / max(e1 * c1 / m1 + e2 * c2 / m2, tiny))
         for _ in range(20):
             d = np.clip(d, 0.0, self.reach)
-            one, two = m1 + e1 * d, m2 + e2 * d
-            first, second = c1 / one, c2 / two
-            K = np.maximum(e1 * first + e2 * second, tiny)
-            slope = first * (e1 + e1 * m1 / one) + second * (e2 + e2 * m2 / two)
+            p_1, p_2 = m1 + e1 * d, m2 + e2 * d
+            term_1, term_2 = c1 / p_1, c2 / p_2
+            K = np.maximum(e1 * term_1 + e2 * term_2, tiny)
+            slope = term_1 * (e1 + e1 * m1 / p_1) + term_2 * (e2 + e2 * m2 / p_2)
             step = 2 * (np.sqrt(distance * K) - d * K) / np.maximum(slope, tiny)
             d = d + step
             if not np.any(step > 1e-14 * d):
@@ -344,10 +344,10 @@ def _only_root(ell: Host, noise: float, rho: float) -> Host:
     slope = ell - noise
     p, h = slope / 3 - shift * shift, shift * (shift * shift - slope / 2) - noise / 2
     size = np.abs(h) + np.sqrt(np.maximum(h * h + p * p * p, 0.0))
-    first = size ** (1 / 3)
-    second = np.divide(p, first, out=np.zeros_like(p), where=size > 0)
-    t = np.where(h > 0, -1.0, 1.0) * (first - second)
+    u = size ** (1 / 3)
+    v = np.divide(p, u, out=np.zeros_like(p), where=size > 0)
+    t = np.where(h > 0, -1.0, 1.0) * (u - v)
     root = t - shift
     # A root far below the pair has lost its digits in the sum; the pair has not, and their product is Delta.
-    pair = (t / 2 + shift) ** 2 + 0.75 * (first + second) ** 2
+    pair = (t / 2 + shift) ** 2 + 0.75 * (u + v) ** 2
     return np.where(root > noise ** (1 / 3), root, noise / np.where(root > noise ** (1 / 3), 1.0, pair))
