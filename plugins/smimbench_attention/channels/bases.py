@@ -55,11 +55,13 @@ class AttentionChannel(Channel):
     def _to_latents(self, gradient: Array) -> Array:
         """Latents (..., C) of a symmetric matrix's gradient (..., T, T): the transpose of ``_matrix``."""
         xp = namespace(gradient)
-        both = gradient + xp.matrix_transpose(gradient)
-        both = xp.reshape(both, (*both.shape[:-2], self.tokens**2))
+        symmetrized = gradient + xp.matrix_transpose(gradient)
+        symmetrized = xp.reshape(symmetrized, (*symmetrized.shape[:-2], self.tokens**2))
         index = xp.asarray(site_entries(self.tokens), device=array_api_compat.device(gradient))
         # On the diagonal the sum counts its one entry twice: sqrt(2) / 2 there, 1 elsewhere.
-        return xp.take(both, index, axis=-1) * array_like(site_values(self.tokens, math.sqrt(0.5), 1.0), gradient)
+        return xp.take(symmetrized, index, axis=-1) * array_like(
+            site_values(self.tokens, math.sqrt(0.5), 1.0), gradient
+        )
 
 
 class SoftmaxChannel(Channel):

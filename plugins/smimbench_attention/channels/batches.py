@@ -1,4 +1,4 @@
-"""Helpers for batches of samples or overlaps: create, join, replace parts, copy to the host."""
+"""Helpers for batches of samples or overlaps: create, join, replace rows, copy to the host."""
 
 from __future__ import annotations
 
@@ -37,36 +37,41 @@ def blocks(n: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, n)) for start in range(0, max(n, 1), size))
 
 
-def joined(parts: Sequence[T]) -> T:
-    """Concatenate named tuples of arrays along the first axis; fields that are None in a part stay None."""
-    if len(parts) == 1:
-        return parts[0]
-    xp = namespace(parts[0][0])
-    make: Any = type(parts[0])
-    found: T = make(*(None if c[0] is None else xp.concat(list(c), axis=0) for c in zip(*parts)))
-    return found
+def joined(batches: Sequence[T]) -> T:
+    """Concatenate named tuples of arrays along the first axis; fields that are None stay None."""
+    if len(batches) == 1:
+        return batches[0]
+    xp = namespace(batches[0][0])
+    fields = []
+    for arrays in zip(*batches):
+        fields.append(None if arrays[0] is None else xp.concat(list(arrays), axis=0))
+    make: Any = type(batches[0])
+    batch: T = make(*fields)
+    return batch
 
 
-def put_tuple(whole: T, mask: Array, part: Sequence[Any]) -> T:
+def put_tuple(target: T, mask: Array, replacement: Sequence[Any]) -> T:
     """Apply ``put_at_mask`` to every array of a named tuple, along the first axis."""
-    pairs, places = zip(whole, part), places_at_mask(mask)
-    make: Any = type(whole)
-    found: T = make(*(None if old is None else put_at_mask(old, mask, new, places=places) for old, new in pairs))
-    return found
+    places, fields = places_at_mask(mask), []
+    for array, rows in zip(target, replacement):
+        fields.append(None if array is None else put_at_mask(array, mask, rows, places=places))
+    make: Any = type(target)
+    updated: T = make(*fields)
+    return updated
 
 
-def uncentred(mean: Array, covariance: Array) -> Array:
+def uncentered(mean: Array, covariance: Array) -> Array:
     """``E[z z^T]`` (..., n, 1, C, 1, C) of one component from its mean (..., n, 1, C) and covariance (..., n or 1, C, C)."""
     outer = mean[..., 0, :, None] * mean[..., 0, None, :]
     return (outer + covariance)[..., None, :, None, :]
 
 
-def shifted_second_moment(centre: Array, shift: Array, spread: Array, dtype: Any) -> Array:
-    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = centre + e`` (n, C) from ``E[e]`` and ``E[e e^T]``."""
-    xp = namespace(centre)
-    cross = centre[:, :, None] * shift[:, None, :]
-    second = centre[:, :, None] * centre[:, None, :] + cross + xp.matrix_transpose(cross)
-    return xp.astype((second + spread)[:, None, :, None, :], dtype)
+def shifted_second_moment(center: Array, shift: Array, outer: Array, dtype: Any) -> Array:
+    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C) from ``E[e]`` and ``E[e e^T]``."""
+    xp = namespace(center)
+    cross = center[:, :, None] * shift[:, None, :]
+    second = center[:, :, None] * center[:, None, :] + cross + xp.matrix_transpose(cross)
+    return xp.astype((second + outer)[:, None, :, None, :], dtype)
 
 
 def on_host(*arrays: Array) -> list[Host]:

@@ -32,8 +32,8 @@ def lobatto_points(count: int) -> Host:
     return np.asarray((1 - np.cos(math.pi * np.arange(count) / (count - 1))) / 2)
 
 
-def fitted(s: Host, values: Host, spread: Host, degree: int, fit_error: float) -> Polynomials:
-    """Least-squares fit through estimates (points, scrambles) of standard error ``spread`` (points,)."""
+def fitted(s: Host, values: Host, standard_error: Host, degree: int, fit_error: float) -> Polynomials:
+    """Least-squares fit through estimates (points, scrambles) of standard error ``standard_error`` (points,)."""
     basis = np.polynomial.chebyshev.chebvander(2 * s - 1, degree)
-    fit = np.linalg.pinv(basis / spread[:, None], rcond=1e-14) / spread
+    fit = np.linalg.pinv(basis / standard_error[:, None], rcond=1e-14) / standard_error
     return Polynomials(fit @ values, fit_error)

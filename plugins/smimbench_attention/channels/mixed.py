@@ -31,8 +31,8 @@ class MixedLinear(MixedChannel, LinearChannel):
     def __init__(self, channel: Any, mixing: Host, scales: Host, noise: Host) -> None:
         super().__init__(channel, mixing)
         unit = np.sqrt(noise / noise.max()) if noise.max() > 0 else np.ones(len(noise))
-        left, width, self._modes = np.linalg.svd(self.mixing / unit[:, None])
-        self._to_modes = (left / width).T / (unit * scales)  # (mode, site): labels to modes plus noise
+        U, width, self._modes = np.linalg.svd(self.mixing / unit[:, None])
+        self._to_modes = (U / width).T / (unit * scales)  # (mode, site): labels to modes plus noise
         self._noise = noise.max() / width**2
         self._squares = float(np.sum((scales[:, None] * self.mixing) ** 2))
 
@@ -51,21 +51,21 @@ class MixedLinear(MixedChannel, LinearChannel):
         """Posterior of the whitened latents, Gaussian; arguments as for the channel."""
         xp = namespace(y, omega, V)
         modes = array_like(self._modes, omega)
-        seen = self.apply(self._to_modes, xp.reshape(y, omega.shape))
+        observed = self.apply(self._to_modes, xp.reshape(y, omega.shape))
         if self._noise.max() == 0:
             gain, covariance = identity_like(V.shape[-1], V)[None, :, :], xp.zeros((1, *V.shape), **matching(V))
         else:
             noise, _, gain = self._gains(V)
             covariance = noise * gain
-        difference = xp.permute_dims(seen - self.apply(self._modes, omega), (2, 1, 0))  # (C, P, n)
+        difference = xp.permute_dims(observed - self.apply(self._modes, omega), (2, 1, 0))  # (C, P, n)
         step = xp.permute_dims(xp.matmul(gain, difference), (2, 1, 0))
         mean = omega + xp.matmul(step, modes)
         moment = None
         if second_moment:
             C = modes.shape[0]
-            spread = xp.broadcast_to(covariance, (C, *V.shape))
+            covariances = xp.broadcast_to(covariance, (C, *V.shape))
             inner = modes[:, None, :, None, None] * modes[:, None, None, None, :]  # (mode, 1, c, 1, c')
-            blocks = xp.sum(inner * spread[:, :, None, :, None], axis=0)
+            blocks = xp.sum(inner * covariances[:, :, None, :, None], axis=0)
             moment = mean[:, :, :, None, None] * mean[:, None, None, :, :] + blocks
         return Posterior(mean, xp.mean(covariance, axis=0), moment)
 

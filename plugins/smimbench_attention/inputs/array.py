@@ -1,4 +1,4 @@
-"""One's own inputs, from a file."""
+"""Inputs read from a NumPy file."""
 
 from __future__ import annotations
 

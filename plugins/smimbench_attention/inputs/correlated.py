@@ -60,11 +60,11 @@ class CorrelatedTokens(Inputs):
 
     @property
     def shape(self) -> tuple[int | None, None]:  # type: ignore[override]
-        """Tokens of the matrix, if there is one; any dimension."""
+        """Number of tokens of the covariance matrix, if it is set; any dimension."""
         return None if self.covariance is None else len(self.covariance), None
 
     def token_covariance(self, tokens: int) -> Host:
-        """C (T, T)."""
+        """Covariance C (T, T) between tokens."""
         steps = np.arange(tokens)
         powers = float(self.decay) ** np.abs(steps[:, None] - steps)
         return np.asarray(powers if self.covariance is None else self.covariance, dtype=float)

@@ -1,4 +1,4 @@
-"""Independent tokens: Gaussian, with heavy tails, on a sphere, or with one entry."""
+"""Independent tokens: Gaussian, heavy-tailed, on a sphere, or one-hot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Independent Gaussian tokens whose features have a spectrum: a power law, or one that is given."""
+"""Independent Gaussian tokens whose features follow a power-law or custom spectrum."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PowerLaw(Inputs):
 
     @property
     def shape(self) -> tuple[None, int | None]:  # type: ignore[override]
-        """Any tokens, and the features, if they are given."""
+        """Any number of tokens, and the number of features if it is set."""
         return None, self.features
 
     def feature_variances(self, dimension: int) -> Host:

@@ -99,7 +99,7 @@ class Text(Inputs):
         return vectors[samples[rng.permutation(len(samples))[:n]]]
 
     def embedded(self, tokens: int, dimension: int) -> tuple[Host, Host]:
-        """Vectors (V, D) of the vocabulary, and all samples (N, T) of the text: numbers of words, in order."""
+        """Vectors (V, D) of the vocabulary, and all samples (N, T) of the text: indices of words, in order."""
         vectors, sentences = _embedded(self.path, self.digest, self.window, self.split, dimension)
         if self.normalized:
             vectors = vectors * np.sqrt(dimension / np.sum(vectors**2, axis=1, keepdims=True))
@@ -121,7 +121,7 @@ class Text(Inputs):
 
 
 def _text(path: str | None, digest: str) -> tuple[str, str]:
-    """Text of a file, or the one of the standard library, without the classes of questions; and its digest."""
+    """Text of a file or of the standard library, without the classes of questions, and its digest."""
     if path is None:
         from pydoc_data.topics import topics
 
@@ -165,7 +165,7 @@ def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr
 
 @lru_cache(maxsize=4)
 def _embedded(path: str | None, digest: str, window: int, split: str, dimension: int) -> tuple[Host, list[Host]]:
-    """Whitened vectors (V, D) of all words, and the sentences (numbers of words) that samples are from."""
+    """Whitened vectors (V, D) of all words, and the sentences (indices of words) from which samples are drawn."""
     from scipy.linalg import solve_triangular
     from scipy.sparse.linalg import ArpackError, svds
 

@@ -47,5 +47,5 @@ class Cosine(PerComponent):
             errors = np.atleast_1d(np.asarray(point["mse_error"], dtype=float)) / second
         cosines = np.sqrt(np.clip(squares, 0.0, 1.0))
         # The error of a root is that of the square over twice the root, and at most the root of the error.
-        spread = np.minimum(errors / np.maximum(2 * cosines, 1e-300), np.sqrt(errors))
-        return cosines.tolist(), spread.tolist()
+        cosine_errors = np.minimum(errors / np.maximum(2 * cosines, 1e-300), np.sqrt(errors))
+        return cosines.tolist(), cosine_errors.tolist()

@@ -24,7 +24,7 @@ SHARES = 64
 
 
 def source(components: int) -> str:
-    """Source code of the CUDA kernels for so many components."""
+    """Source code of the CUDA kernels for this number of components."""
     return f"#define P {components}\n" + files(__package__).joinpath("sequence_mixed.cu").read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Sequence multi-index model: every token of a sample is projected on a few directions."""
+"""Sequence multi-index model: every token of a sample is projected onto a few directions."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ class SequenceMultiIndex(TokenModel):
         if _narrow(inputs, rows):
             product = sequence_mixed.project(flat, rows)
         elif isinstance(flat, np.ndarray) and len(rows) <= _FEW_VECTORS:
-            product = np.stack([np.vecdot(flat, w) if dimension <= _MOST_BY_ROWS else flat @ w for w in rows], axis=-1)
+            times = np.vecdot if dimension <= _MOST_BY_ROWS else np.matmul
+            product = np.stack([times(flat, w) for w in rows], axis=-1)
         else:
             product = xp.matmul(flat, xp.matrix_transpose(rows))
         z = xp.permute_dims(xp.reshape(product, (n, self.tokens, students, components)), (2, 0, 3, 1))

@@ -143,16 +143,16 @@ def test_the_rule_has_converged(v, rng):
         _, y, omega, _ = labelled(rng, 60, 1.0, v, tokens)
         found = row_posterior(y, omega[:, 0], np.asarray(v), tokens)
         finer = row_posterior(y, omega[:, 0], np.asarray(v), tokens, nodes=64, reach=9.0)
-        difference = np.sqrt(np.mean((found.first - finer.first) ** 2))
+        difference = np.sqrt(np.mean((found.shift - finer.shift) ** 2))
         assert difference < 1e-5
-        assert np.sqrt(np.mean((found.second - finer.second) ** 2)) < 3e-5
+        assert np.sqrt(np.mean((found.square - finer.square) ** 2)) < 3e-5
 
 
 def test_two_tokens_agree_with_the_closed_form(rng):
     channel, y, omega, _ = labelled(rng, 500, 1.0, 0.3, 2)
     closed = channel.posterior(y, omega, scalar(0.3))
     nested = row_posterior(y, omega[:, 0], np.asarray(0.3), 2)
-    np.testing.assert_allclose(omega[:, 0] + math.sqrt(0.3) * nested.first, closed.mean[:, 0], atol=1e-5)
+    np.testing.assert_allclose(omega[:, 0] + math.sqrt(0.3) * nested.shift, closed.mean[:, 0], atol=1e-5)
     np.testing.assert_allclose(nested.log_partition, channel.log_partition(y, omega, scalar(0.3)), atol=1e-5)
 
 
@@ -164,7 +164,7 @@ def test_gibbs_agrees_with_integration_within_its_error(tokens, v, rng):
     arguments = y, omega[:, 0], np.asarray(v), tokens
     found = gibbs_moments(*arguments, rng, full, sweeps=32)
     mean = (exact.mean - omega)[:, 0] / math.sqrt(v)
-    difference = found.first - mean
+    difference = found.shift - mean
     error = math.sqrt(found.square_error.mean())
     assert 0.85 < np.sqrt(np.mean(difference**2)) / error < 1.15
     assert error < 0.1
@@ -201,7 +201,7 @@ def test_true_start_leaves_the_posterior_invariant(rng):
     _, y, omega, z = labelled(rng, 4000, 0.8, 0.5, 3)
     chains = chain_moments(y, omega[:, 0], np.asarray(0.5), 3, sweeps=2, burn_in=0, chains=1, rng=rng, start=z[:, 0])
     exact = row_posterior(y, omega[:, 0], np.asarray(0.5), 3)
-    gap = chains.first[0] - exact.first
+    gap = chains.shift[0] - exact.shift
     assert np.abs(gap.mean(0) / gap.std(0) * math.sqrt(4000)).max() < 4.5
 
 
@@ -294,5 +294,5 @@ def test_refuses_labels_that_no_matrix_has(tokens):
     y = np.arange(tokens)[None, :].copy()
     y[0, :3] = [1, 2, 0]
     channel = AttentionHardmax(tokens=tokens)
-    with pytest.raises(ValueError, match="ring"):
+    with pytest.raises(ValueError, match="cycle"):
         channel.posterior(y, np.zeros((1, 1, channel.sites)), scalar(1))

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from smimbench_attention.channels.sequence.softmax import two_layers
-from smimbench_attention.channels.sequence.softmax.two_layers import Rule
+from smimbench_attention.channels.sequence.softmax.two_layers import IntegrationRule
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import TABLE, host_sums, kernel
 
 from tests.channels.sequence.deep_attention import draw, outputs
@@ -25,7 +25,13 @@ POINTS = {False: 12, True: 20}  # two of the largest pieces do not fit into one 
 def block(skip, V, full, count):
     """Arguments of ``host_sums``."""
     omega, z = draw(np.random.default_rng(0), count, np.array([V[:2], V[1:]]))
-    return outputs(z, skip), omega, Rule(V, skip, 1e-6, full, POINTS[full]), np.full(count, 6.0), np.zeros(count)
+    return (
+        outputs(z, skip),
+        omega,
+        IntegrationRule(V, skip, 1e-6, full, POINTS[full]),
+        np.full(count, 6.0),
+        np.zeros(count),
+    )
 
 
 def assert_same(found, expected):

@@ -35,7 +35,7 @@ def test_labels_of_two_layers_are_as_many_as_their_error_takes():
     )
     assert over_labels.FEWEST_LABELS <= few < some < many <= over_labels.MOST_LABELS
     found = SequenceSoftmax(tokens=2, layers=2).information(*diagonal(0.98, 0.9999))
-    assert np.all(np.diagonal(found.error) < 1.5 * over_labels.WANTED * np.diagonal(found.value))
+    assert np.all(np.diagonal(found.error) < 1.5 * over_labels.TARGET_ERROR * np.diagonal(found.value))
 
 
 def test_scrambles_of_sampled_posteriors_share_no_points(monkeypatch):

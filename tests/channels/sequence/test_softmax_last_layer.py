@@ -9,7 +9,7 @@ from smimbench_attention.channels.sequence.softmax import last_layer as tables
 from smimbench_attention.channels.sequence.softmax.last_layer.posterior import DARKEST, _gaussian, posterior_moments
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
-    Accuracy,
+    TableAccuracy,
     farthest_node,
     make_tables,
     node_count,
@@ -53,8 +53,8 @@ def second_moments(u, omega, v, skip):
     diagonal = found.square + 2 * omega * found.shift + omega**2
     for m in range(2):
         result[:, last, m, m] = diagonal[:, m]
-        result[:, :last, m, m] = v[:last] * (found.unknown[:, :, m] + 1)
-    result[:, :last, 0, 1] = result[:, :last, 1, 0] = v[:last] * found.unknown[:, :, 2]
+        result[:, :last, m, m] = v[:last] * (found.table_moments[:, :, m] + 1)
+    result[:, :last, 0, 1] = result[:, :last, 1, 0] = v[:last] * found.table_moments[:, :, 2]
     return result
 
 
@@ -106,7 +106,7 @@ def test_depth_against_monte_carlo(rng, layers):
         assert np.all(np.abs(np.mean(parts, axis=0) - found[k]) < 5 * sem + 4e-3)
 
 
-QUICK = Accuracy(labels=2**9, outer_labels=2**5, outer_step=0.6, table_points=2**15)
+QUICK = TableAccuracy(labels=2**9, outer_labels=2**5, outer_step=0.6, table_points=2**15)
 """Fewer labels: the claimed error has to say so."""
 
 

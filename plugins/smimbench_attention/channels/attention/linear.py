@@ -13,7 +13,7 @@ from smimbench.interfaces import Array, Host, ParameterError, Posterior, Uncerta
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import site_scales, site_values
 from smimbench_attention.channels.bases import AttentionChannel, LinearChannel
-from smimbench_attention.channels.batches import array_like, identity_like, uncentred
+from smimbench_attention.channels.batches import array_like, identity_like, uncentered
 from smimbench_attention.channels.mixed import MixedLinear
 
 CONVENTIONS = ("scaled", "plain")
@@ -105,7 +105,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         covariance = xp.mean(variance, axis=-1, keepdims=True)
         moment = None
         if second_moment:
-            moment = uncentred(mean, (identity_like(self.sites, omega) * variance)[..., None, :, :])
+            moment = uncentered(mean, (identity_like(self.sites, omega) * variance)[..., None, :, :])
         return Posterior(mean, covariance, moment)
 
     def mixed(self, A: Host) -> MixedLinear:

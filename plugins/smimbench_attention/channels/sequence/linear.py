@@ -88,8 +88,8 @@ class SequenceLinear(LinearChannel, SequenceChannel):
 
     def mixed(self, A: Host) -> MixedLinear:
         """The channel of latents ``z = A zeta``."""
-        ones = np.ones(self.tokens)
-        return MixedLinear(self, A, ones, self.noise * ones)
+        unit_scales = np.ones(self.tokens)
+        return MixedLinear(self, A, unit_scales, self.noise * unit_scales)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-density of the label with respect to Lebesgue measure on its P M entries.

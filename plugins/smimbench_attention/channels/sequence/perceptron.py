@@ -20,7 +20,7 @@ from smimbench.backend import clip, namespace, special
 from smimbench.interfaces import Capabilities, Channel, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre
-from smimbench_attention.channels.batches import array_like, identity_like, normal_density, uncentred
+from smimbench_attention.channels.batches import array_like, identity_like, normal_density, uncentered
 
 
 class _SignChannel(Channel):
@@ -64,15 +64,15 @@ class _SignChannel(Channel):
             raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
         width = xp.sqrt(V + self.noise)
         u = y * omega / width
-        rate, rest = hazard(u, xp)
+        rate, tail_variance = hazard(u, xp)
         mean = omega + (V / width) * y * rate
         # V - V^2 / (V + Delta) (1 - rest): a sum of positive terms.
-        variance = V * self.noise / (V + self.noise) + V * V / (V + self.noise) * rest
+        variance = V * self.noise / (V + self.noise) + V * V / (V + self.noise) * tail_variance
         covariance = xp.reshape(xp.mean(variance), (1, 1))
         if not second_moment:
             return Posterior(mean, covariance)
-        own = identity_like(self.tokens, omega) * variance[..., 0, :, None]
-        return Posterior(mean, covariance, uncentred(mean, own))
+        token_covariance = identity_like(self.tokens, omega) * variance[..., 0, :, None]
+        return Posterior(mean, covariance, uncentered(mean, token_covariance))
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
         """Logarithm of the probability of the labels (n,)."""
@@ -84,13 +84,13 @@ class _SignChannel(Channel):
         Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
         # Of binary signals so much can be known that V underflows.
         square = np.maximum(V + self.noise, 1e-300)
-        spread = np.sqrt(Q / square)[..., None]
+        standard_deviation = np.sqrt(Q / square)[..., None]
         nodes, weights = gauss_legendre(80, 0.0, 10.0)
         # Far out a label is certain and says nothing: u need not reach further than the function or its law.
-        narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
+        narrow, wide = np.minimum(standard_deviation, 1.0), np.maximum(standard_deviation, 1.0)
         law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
-        value = 2 * np.sum(weights * law * _surprise(narrow * nodes), axis=-1) * self.tokens / square
-        return Uncertain(value, 1e-12 * value, "quadrature")
+        information = 2 * np.sum(weights * law * _surprise(narrow * nodes), axis=-1) * self.tokens / square
+        return Uncertain(information, 1e-12 * information, "quadrature")
 
     def generalization_error(self, Q: Any, V: Any) -> dict[str, Uncertain]:
         r"""Squared error of the predicted mean labels, summed over tokens; ``Q`` and ``V`` (..., 1, 1), results (...).
@@ -100,18 +100,22 @@ class _SignChannel(Channel):
         which loses digits as V vanishes.
         """
         q, v = (np.asarray(matrix, dtype=float)[..., 0, 0] for matrix in np.broadcast_arrays(Q, V))
-        own, all_ = q + self.noise, np.maximum(q + v + self.noise, 1e-300)
-        noise = np.where(own > 0, self.noise / np.where(own > 0, own, 1.0), 0.0)
-        known, lost = 1 - noise, v / all_  # without noise a sign is certain, even of nothing
-        known = np.where(own > 0, q / np.where(own > 0, own, 1.0), known)
-        a, b = (q + v) / all_, q / all_
+        estimated, total = q + self.noise, np.maximum(q + v + self.noise, 1e-300)
+        positive = np.where(estimated > 0, estimated, 1.0)
+        noise = np.where(estimated > 0, self.noise / positive, 0.0)
+        # Without noise a sign is certain, even of nothing.
+        signal_share = np.where(estimated > 0, q / positive, 1 - noise)
+        error_share = v / total
+        a, b = (q + v) / total, q / total
         # Squares of sine and cosine of the four angles: truth with itself, with a draw, with the estimate, estimate with itself.
-        truth, drawn = (a * a, self.noise / all_ * (1 + a)), (b * b, (self.noise / all_ + lost) * (1 + b))
-        cross, estimate = (known * b, lost + noise * (1 + known) * (1 - lost)), (known**2, noise * (1 + known))
+        truth = a * a, self.noise / total * (1 + a)
+        drawn = b * b, (self.noise / total + error_share) * (1 + b)
+        cross = signal_share * b, error_share + noise * (1 + signal_share) * (1 - error_share)
+        estimate = signal_share**2, noise * (1 + signal_share)
         values = {
-            "bayes": _difference(truth, drawn, lost * (a + b)),
-            "plugin": _difference(truth, cross, lost * (a * known + noise * (a + b)))
-            + _difference(estimate, cross, known**2 * lost),
+            "bayes": _difference(truth, drawn, error_share * (a + b)),
+            "plugin": _difference(truth, cross, error_share * (a * signal_share + noise * (a + b)))
+            + _difference(estimate, cross, signal_share**2 * error_share),
             "constant": np.arctan2(np.sqrt(truth[0]), np.sqrt(truth[1])),
         }
         factor = 2 * self.tokens / math.pi
@@ -188,23 +192,23 @@ def hazard(u: Any, xp: Any) -> tuple[Any, Any]:
     """``r = phi(u) / Phi(u)`` and ``1 - r (u + r)``, the variance of a normal number t given ``t > -u``."""
     # erfcx scales the tail out, so that labels against all odds keep their digits.
     low = clip(u, None, 5.0)
-    left = math.sqrt(2 / math.pi) / special(xp).erfcx(-low / math.sqrt(2))
-    right = normal_density(u)
-    hazard = xp.where(u < 5.0, left, right)
-    rest = 1 - hazard * (u + hazard)
+    by_erfcx = math.sqrt(2 / math.pi) / special(xp).erfcx(-low / math.sqrt(2))
+    by_density = normal_density(u)
+    hazard = xp.where(u < 5.0, by_erfcx, by_density)
+    variance = 1 - hazard * (u + hazard)
     # Where the two terms cancel: the continued fraction's first terms, of relative error below 1e-6 there.
     far = u < (-30.0 if u.dtype == xp.float64 else -8.0)
     safe = xp.where(far, u, -xp.ones_like(u))
     inverse = 1 / (safe * safe)
     series = inverse * (1 - inverse * (6 - inverse * (50 - inverse * (518 - inverse * 6354))))
-    return hazard, clip(xp.where(far, series, rest), 0.0, 1.0)
+    return hazard, clip(xp.where(far, series, variance), 0.0, 1.0)
 
 
-def _difference(first: tuple[Any, Any], second: tuple[Any, Any], squares: Any) -> Any:
+def _difference(angle_1: tuple[Any, Any], angle_2: tuple[Any, Any], squares: Any) -> Any:
     """Difference of two angles up to pi / 2 from the squares of sine and cosine of both, and the difference of squared sines."""
-    sine, cosine, other, along = (np.sqrt(part) for part in (*first, *second))
-    sum_ = np.maximum(sine * along + other * cosine, 1e-300)
-    return np.arctan2(squares / sum_, cosine * along + sine * other)
+    sine_1, cosine_1, sine_2, cosine_2 = (np.sqrt(square) for square in (*angle_1, *angle_2))
+    sum_ = np.maximum(sine_1 * cosine_2 + sine_2 * cosine_1, 1e-300)
+    return np.arctan2(squares / sum_, cosine_1 * cosine_2 + sine_1 * sine_2)
 
 
 def _surprise(u: Any) -> Any:

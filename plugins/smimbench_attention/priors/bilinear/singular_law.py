@@ -172,18 +172,18 @@ def mmse(noise: Host | float, rho: float) -> Host:
     valid = flat >= 0
     delta = np.clip(np.where(valid, flat, 1.0), _SMALLEST_NOISE, _LARGEST_NOISE)
     weights, _, _, relative_variance = _nodes(delta, rho)
-    value = delta * (weights * relative_variance).sum(-1) / weights.sum(-1)
-    value = np.where(flat < delta, value * (np.where(valid, flat, 0.0) / delta), np.minimum(value, 1.0))
-    value = np.where(flat > delta, 1.0, value)
-    return np.reshape(np.where(valid, value, np.nan), noise.shape)
+    error = delta * (weights * relative_variance).sum(-1) / weights.sum(-1)
+    error = np.where(flat < delta, error * (np.where(valid, flat, 0.0) / delta), np.minimum(error, 1.0))
+    error = np.where(flat > delta, 1.0, error)
+    return np.reshape(np.where(valid, error, np.nan), noise.shape)
 
 
-def singular_map(values: Host, noise: float, rho: float, *, continued: bool = False) -> Host:
+def singular_map(singular_values: Host, noise: float, rho: float, *, continued: bool = False) -> Host:
     r"""Singular values ``xi`` of the posterior mean where the observation has singular values x.
 
     .. math:: \xi = x - 2 \Delta\, \mathrm{Re}\, g(x), \qquad g = 1 / w
 
-    Outside the bulks, where finite matrices may have singular values, w is real. ``values`` (n,), >= 0, belong to
+    Outside the bulks, where finite matrices may have singular values, w is real. ``singular_values`` (n,), >= 0, belong to
     ``S + sqrt(Delta) Z``; ``noise`` is Delta >= 0 (0 returns the values, infinity 0), ``rho`` > 0 the width over the dimension.
 
     With ``continued`` the map goes on outside the bulks by straight lines: across the gap between two, and beyond the last one
@@ -191,17 +191,17 @@ def singular_map(values: Host, noise: float, rho: float, *, continued: bool = Fa
     which the map itself, of infinite slope just beyond an end, takes for spikes of the signal; an iteration with a slope above
     1 has no stable fixed point.
     """
-    values = np.array(values, dtype=np.float64)
+    singular_values = np.array(singular_values, dtype=np.float64)
     if not noise >= 0:
-        return values * math.nan
+        return singular_values * math.nan
     if noise < 1e-16:  # below the rounding of the values
-        return values
+        return singular_values
     if noise > _LARGEST_NOISE:
-        return values / (1 + noise)
-    inside, edges = values, []
+        return singular_values / (1 + noise)
+    inside, edges = singular_values, []
     if continued:
         edges = [_edge(float(p[0]), noise, rho) for p in _bulks_of_one(noise, rho)]
-        inside = np.minimum(values, edges[-1][0])
+        inside = np.minimum(singular_values, edges[-1][0])
     p, v = _subordination(inside, noise, rho)
     denoised = np.asarray(inside - 2 * noise * p / np.maximum(p * p + v * v, 1e-300))
     if not continued:
@@ -209,7 +209,7 @@ def singular_map(values: Host, noise: float, rho: float, *, continued: bool = Fa
     (x1, xi1, _), (x2, xi2, _), (_, xi2_end, slope) = edges
     if x2 > x1:
         denoised = np.where((inside > x1) & (inside < x2), xi1 + (xi2 - xi1) / (x2 - x1) * (inside - x1), denoised)
-    return np.asarray(np.where(values > inside, xi2_end + slope * (values - inside), denoised))
+    return np.asarray(np.where(singular_values > inside, xi2_end + slope * (singular_values - inside), denoised))
 
 
 @lru_cache(maxsize=32)

@@ -151,10 +151,10 @@ def mmse(noise: Host | float, rho: float) -> Host:
     delta = np.clip(np.where(valid, flat, 1.0), _SMALLEST_NOISE, _LARGEST_NOISE / min(rho, 1.0))
     weights, s, _ = _nodes(delta, rho)
     # What rounding does to the ends of the bulks at large Delta cancels in the ratio.
-    value = delta * (weights / (1 + s * s)).sum(-1) / weights.sum(-1)
-    value = np.where(flat < delta, value * (np.where(valid, flat, 0.0) / delta), np.minimum(value, 1.0))
-    value = np.where(flat > delta, 1.0, value)
-    return np.reshape(np.where(valid, value, np.nan), noise.shape)
+    error = delta * (weights / (1 + s * s)).sum(-1) / weights.sum(-1)
+    error = np.where(flat < delta, error * (np.where(valid, flat, 0.0) / delta), np.minimum(error, 1.0))
+    error = np.where(flat > delta, 1.0, error)
+    return np.reshape(np.where(valid, error, np.nan), noise.shape)
 
 
 def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host]:
@@ -204,7 +204,7 @@ def double_exponential() -> tuple[Host, Host]:
     return t, step * np.pi * np.cosh(u) * decay * t * t
 
 
-def eigenvalue_map(values: Host, noise: float, rho: float) -> Host:
+def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     r"""Eigenvalues ``xi`` of the posterior mean where the observation has eigenvalues ``lambda``.
 
     .. math:: \xi = \lambda - 2 \Delta\, \mathrm{Re}\, g(\lambda)
@@ -212,35 +212,38 @@ def eigenvalue_map(values: Host, noise: float, rho: float) -> Host:
     Inside a bulk it is found as the positive root of a cubic in ``s^2``; outside and in the gap between two
     bulks, where finite matrices may have eigenvalues, g is real and decreasing.
 
-    ``values`` (n,) are eigenvalues ``lambda`` of ``S + sqrt(Delta) Z`` on the host, ``noise`` is Delta >= 0 (0 returns the
+    ``eigenvalues`` (n,) are those (``lambda``) of ``S + sqrt(Delta) Z`` on the host, ``noise`` is Delta >= 0 (0 returns the
     values, infinity ``sqrt(rho)``), ``rho`` > 0 the width over the dimension. The result is float64.
     arXiv:2506.01582 (denoiser); closed form derived, checked by tests/priors/test_wishart.py.
     """
-    values = np.array(values, dtype=np.float64)
+    eigenvalues = np.array(eigenvalues, dtype=np.float64)
     mean = math.sqrt(rho)
     if not noise >= 0:
-        return values * math.nan
+        return eigenvalues * math.nan
     if noise < _SMALLEST_NOISE:
-        return values
+        return eigenvalues
     if noise > _LARGEST_NOISE / min(rho, 1.0):  # linear to all digits
-        return np.asarray(mean + (values - mean) / (1 + noise))
+        return np.asarray(mean + (eigenvalues - mean) / (1 + noise))
 
     upper, lower, *gap = _edges(noise, rho)
-    y = _only_root(np.clip(values, lower.x, upper.x) / mean - noise, noise, rho)
-    beyond = [(upper, values > upper.x), (lower, values < lower.x)]
+    y = _only_root(np.clip(eigenvalues, lower.x, upper.x) / mean - noise, noise, rho)
+    beyond = [(upper, eigenvalues > upper.x), (lower, eigenvalues < lower.x)]
     low, high = np.asarray(upper.s), np.asarray(lower.s)
     if gap:
         zero_edge, bulk_edge = gap
-        zero_bulk = values <= min(max(zero_edge.turning_point(), zero_edge.x), bulk_edge.x)
+        zero_bulk = eigenvalues <= min(max(zero_edge.turning_point(), zero_edge.x), bulk_edge.x)
         low, high = np.where(zero_bulk, zero_edge.s, upper.s), np.where(zero_bulk, lower.s, bulk_edge.s)
-        beyond += [(zero_edge, zero_bulk & (values > zero_edge.x)), (bulk_edge, ~zero_bulk & (values < bulk_edge.x))]
+        beyond += [
+            (zero_edge, zero_bulk & (eigenvalues > zero_edge.x)),
+            (bulk_edge, ~zero_bulk & (eigenvalues < bulk_edge.x)),
+        ]
     shrunk = mean * noise / np.clip(y, low**2, high**2)
     for edge, mask in beyond:
-        shrunk[mask] = edge.beyond(values[mask])
+        shrunk[mask] = edge.beyond(eigenvalues[mask])
     return shrunk
 
 
-def continued_map(values: Host, noise: float, rho: float) -> Host:
+def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     r"""Map ``eigenvalue_map`` inside the bulks, continued outside by a straight line of slope at most 1.
 
     In the limit no eigenvalue lies outside the bulks, and both maps are the same. At finite D some do, mostly by
@@ -258,15 +261,15 @@ def continued_map(values: Host, noise: float, rho: float) -> Host:
     the two equations on top, checked by tests/priors/test_wishart.py.
     """
     if not _SMALLEST_NOISE <= noise <= _LARGEST_NOISE / min(rho, 1.0):
-        return eigenvalue_map(values, noise, rho)
+        return eigenvalue_map(eigenvalues, noise, rho)
     upper, lower, *gap = _edges(noise, rho)
-    inside = np.clip(values, lower.x, upper.x)
-    denoised = eigenvalue_map(inside, noise, rho).astype(values.dtype)
+    inside = np.clip(eigenvalues, lower.x, upper.x)
+    denoised = eigenvalue_map(inside, noise, rho).astype(eigenvalues.dtype)
     if gap and gap[1].x > gap[0].x:
         zero_edge, bulk_edge = gap
         line = zero_edge.xi + (bulk_edge.xi - zero_edge.xi) / (bulk_edge.x - zero_edge.x) * (inside - zero_edge.x)
         denoised = np.where((inside > zero_edge.x) & (inside < bulk_edge.x), line, denoised)
-    beyond = values - inside
+    beyond = eigenvalues - inside
     # From the value at the end itself: there the map has a square root, and rounding of 1e-16 would show as 1e-8.
     denoised = np.where(beyond > 0, upper.xi + upper.slope * beyond, denoised)
     return np.where(beyond < 0, lower.xi + lower.slope * beyond, denoised)
@@ -309,14 +312,14 @@ class _Edge:
         """Eigenvalue between two bulks at which ``beyond`` switches from one edge to the other."""
         return float(self.turn + self.noise / self.turn - self.mean * np.cbrt(self.noise))
 
-    def beyond(self, values: Host) -> Host:
+    def beyond(self, eigenvalues: Host) -> Host:
         """Denoised eigenvalues for observed eigenvalues beyond this edge.
 
         With w at d from its place at the end, ``side * (lambda - x) = d^2 K(d)`` exactly,
         ``K = sum_i +-c_i/(m_i +- d)``: nothing cancels next to the end. ``d sqrt(K)`` is concave, so Newton's
         method for its root goes up from ``sqrt(distance/K(0))``.
         """
-        distance = self.side * (values - self.x)
+        distance = self.side * (eigenvalues - self.x)
         (m1, m2), (c1, c2), (e1, e2) = self.distances, self.terms, self.signs
         tiny = 1e-300
         d = np.sqrt(distance / max(e1 * c1 / m1 + e2 * c2 / m2, tiny))

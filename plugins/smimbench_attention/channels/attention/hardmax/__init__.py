@@ -126,15 +126,15 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         rng = monte_carlo_rng("attention hardmax: posterior") if rng is None else rng
         arguments = (y, flat, variance, self.tokens, rng, second_moment)
         if self.sweeps is None and self.tokens <= EXACT:
-            found = exact_moments(*arguments)
+            moments = exact_moments(*arguments)
         else:
-            found = gibbs_moments(*arguments, sweeps=self.sweeps or SWEEPS)
-        shift = xp.sqrt(variance) * found.first
+            moments = gibbs_moments(*arguments, sweeps=self.sweeps or SWEEPS)
+        shift = xp.sqrt(variance) * moments.shift
         second = None
-        if found.outer is not None:
-            second = shifted_second_moment(flat, shift, variance * found.outer, omega.dtype)
-        covariance = xp.astype(xp.reshape(variance * xp.mean(found.variance), (1, 1)), omega.dtype)
-        error = math.sqrt(float(xp.mean(found.square_error)))
+        if moments.outer is not None:
+            second = shifted_second_moment(flat, shift, variance * moments.outer, omega.dtype)
+        covariance = xp.astype(xp.reshape(variance * xp.mean(moments.variance), (1, 1)), omega.dtype)
+        error = math.sqrt(float(xp.mean(moments.square_error)))
         return Posterior(xp.astype((flat + shift)[:, None, :], omega.dtype), covariance, second, error)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
@@ -168,16 +168,16 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         q, v = (array[..., 0, 0] for array in on_host(Q, V))
         T = self.tokens
         method = "closed form" if T == 2 else "quadrature"
-        result = {}
+        errors = {}
         # The posterior mean errs as often as two posterior draws disagree; a wrong one-hot row costs 2.
         for key, replicas, cost in (("bayes", True, 1), ("plugin", False, 2)):
-            found = disagreement(T, q.ravel(), v.ravel(), replicas=replicas)
-            value, error = (cost * T * a.reshape(q.shape) for a in found)
-            result[key] = uncertain_like(Q, value, error, method)
+            estimates = disagreement(T, q.ravel(), v.ravel(), replicas=replicas)
+            value, error = (cost * T * a.reshape(q.shape) for a in estimates)
+            errors[key] = uncertain_like(Q, value, error, method)
         p = diagonal_wins(T)
         constant = np.full(q.shape, T * (1 - p**2 - (1 - p) ** 2 / (T - 1)))
-        result["constant"] = uncertain_like(Q, constant, np.full(q.shape, 1e-14), method)
-        return result
+        errors["constant"] = uncertain_like(Q, constant, np.full(q.shape, 1e-14), method)
+        return errors
 
 
 # Nodes along the first axis of two Gauss-Hermite rules: the larger is the answer, the difference the error. Doubled: an
@@ -236,7 +236,7 @@ def _both_below(mean: Array, difference: Array, angle: float, scale: float) -> A
     a, b = c * mean + s * difference, c * mean - s * difference
     a, b = np.where(a == 0, 1e-200, a), np.where(b == 0, 1e-200, b)
     # (b - rho a) / (a sqrt(1 - rho^2)), free of the cancellation at small angles
-    first, second = (s * mean - c * difference) / a, (s * mean + c * difference) / b
+    slope_a, slope_b = (s * mean - c * difference) / a, (s * mean + c * difference) / b
     half = np.where(a * b < 0, 0.5, 0.0)
     a, b = scale * a, scale * b
-    return (ndtr(a) + ndtr(b)) / 2 - owens_t(a, first) - owens_t(b, second) - half
+    return (ndtr(a) + ndtr(b)) / 2 - owens_t(a, slope_a) - owens_t(b, slope_b) - half

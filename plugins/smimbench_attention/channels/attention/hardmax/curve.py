@@ -46,13 +46,13 @@ def small_error_constant(tokens: int) -> float:
     from scipy.special import log_ndtr, ndtr
 
     x, w = gauss_legendre(200, -14.0, 14.0)
-    one = float(np.sum(w * np.exp(-(x**2) - log_ndtr(x)))) / (2 * math.pi)
+    sign_constant = float(np.sum(w * np.exp(-(x**2) - log_ndtr(x)))) / (2 * math.pi)
     gauss = w * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     T = tokens
     with_diagonal = (T - 1) * float(np.sum(gauss * ndtr(math.sqrt(2 / 3) * x) ** (T - 2)))
     below = ndtr(math.sqrt(0.5) * x) ** (T - 3) * ndtr(0.5 * x)
     without = (T - 1) * (T - 2) / 2 * float(np.sum(gauss * below))
-    return 2 * T / math.sqrt(2 * math.pi) * one * (with_diagonal + without)
+    return 2 * T / math.sqrt(2 * math.pi) * sign_constant * (with_diagonal + without)
 
 
 def information_curve(tokens: int, samples: int, q: Array, v: Array) -> tuple[Array, Array]:
@@ -75,18 +75,18 @@ def _polynomials(tokens: int, samples: int) -> Polynomials:
         certain[NODES - 1] = _without_overlap(tokens)
     for k in range(NODES):
         values[k] = certain[k] if k in certain else s[k] * _sampled_information(tokens, s[k] ** 2, samples, k)
-    spread = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
-    spread[list(certain)] = 1e-3 * spread[spread > 0].min()  # as good as exact
+    standard_error = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
+    standard_error[list(certain)] = 1e-3 * standard_error[standard_error > 0].min()  # as good as exact
     # The relative error that the degree leaves: ten times what is found for two and three tokens.
-    return fitted(s, values, spread, DEGREE, 1e-4)
+    return fitted(s, values, standard_error, DEGREE, 1e-4)
 
 
 def _without_overlap(tokens: int) -> float:
     """Information at the prior mean with V = 1, where the posterior depends on the label only."""
     labels, count = label_classes(tokens)
     omega = np.zeros((len(labels), tokens * (tokens + 1) // 2))
-    found = row_posterior(labels, omega, np.asarray(1.0), tokens, nodes=48, reach=9.0)
-    return float(np.sum(count * np.exp(found.log_partition) * np.sum(found.first**2, axis=1)))
+    posterior = row_posterior(labels, omega, np.asarray(1.0), tokens, nodes=48, reach=9.0)
+    return float(np.sum(count * np.exp(posterior.log_partition) * np.sum(posterior.shift**2, axis=1)))
 
 
 def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Array:
@@ -107,7 +107,7 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
     estimate, truth = (omega * scale)[:, index], (z * scale)[:, index]
     y = truth.argmax(axis=2)
     if T <= EXACT:
-        squares = np.sum(row_posterior(y, omega, np.asarray(x), T).first ** 2, axis=1)
+        squares = np.sum(row_posterior(y, omega, np.asarray(x), T).shift ** 2, axis=1)
     else:
         squares = _gibbs_squares(y, omega, z, x, T, monte_carlo_rng("attention hardmax: Gibbs", T, stream))
     if x == 1.0:  # no estimate, no ties
@@ -119,17 +119,17 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
     sign = np.where(truths[:, :, 1] > truths[:, :, 0], 1, -1)
     control = np.stack([_hazard_square(sign * distance).sum(axis=1), _tie(distance).sum(axis=1)])
     control = control - T * _tie_mean(T, x)
-    centred = control - control.mean(axis=1, keepdims=True)
-    slope = np.linalg.lstsq(centred.T, squares - squares.mean(), rcond=None)[0]
+    centered = control - control.mean(axis=1, keepdims=True)
+    slope = np.linalg.lstsq(centered.T, squares - squares.mean(), rcond=None)[0]
     return (squares - slope @ control).reshape(SCRAMBLES, -1).mean(axis=1) / x
 
 
 def _gibbs_squares(y: Array, omega: Array, z: Array, x: float, T: int, rng: np.random.Generator) -> Array:
     """Unbiased ``V sum_c g_c^2``: the product of two Gibbs chains that start from the true latents."""
     options: Any = {"sweeps": 8, "burn_in": 8, "chains": 2, "rng": rng}
-    parts = blocks(len(y), max(1, (1 << 17) // (2 * T * T)))
-    found = [chain_moments(y[p], omega[p], np.asarray(x), T, start=z[p], **options).first for p in parts]
-    return np.concatenate([np.sum(one * two, axis=1) for one, two in found])
+    chunks = blocks(len(y), max(1, (1 << 17) // (2 * T * T)))
+    shifts = [chain_moments(y[p], omega[p], np.asarray(x), T, start=z[p], **options).shift for p in chunks]
+    return np.concatenate([np.sum(chain_1 * chain_2, axis=1) for chain_1, chain_2 in shifts])
 
 
 def _hazard_square(k: Array) -> Array:
@@ -154,9 +154,9 @@ def _tie_mean(tokens: int, x: float) -> float:
     t, wt = gauss_legendre(96, -9.0, 9.0)
     wt = wt * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
     total = 0.0
-    others = tokens - 1
-    cases = [(2.0, 1.0, others), (1.0, 2.0, others), (1.0, 1.0, others * (tokens - 2))]
-    for upper, lower, count in cases[: others + 1]:
+    off_diagonal = tokens - 1
+    cases = [(2.0, 1.0, off_diagonal), (1.0, 2.0, off_diagonal), (1.0, 1.0, off_diagonal * (tokens - 2))]
+    for upper, lower, count in cases[: off_diagonal + 1]:
         width = upper + lower
         gap = k * math.sqrt(x * width)
         density = np.exp(-(gap**2) / (2 * q * width)) * math.sqrt(x / (2 * math.pi * q))

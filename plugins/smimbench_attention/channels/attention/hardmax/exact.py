@@ -26,7 +26,7 @@ from smimbench_attention.channels.batches import joined
 
 
 class Pattern(NamedTuple):
-    """How the rows of a sample point at each other, and the order in which their maxima are integrated."""
+    """Which rows of a label have their maxima in which columns, and the order in which the maxima are integrated."""
 
     units: tuple[tuple[int, ...], ...]  # rows that share their maximum: one row, or two that point at each other
     edges: tuple[int, ...]  # site that holds the maximum of every unit
@@ -46,30 +46,30 @@ class Patterns(NamedTuple):
 
 
 def _in_rings(y: Array) -> Array:
-    """Whether the maxima of three or more rows of a label (n, T) point at each other in a ring.
+    """Return whether the maxima of three or more rows of a label (n, T) form a cycle.
 
     A row's maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they
     would all have to be equal.
     """
     xp = namespace(y)
-    here = y
+    target = y
     for _ in range(y.shape[1]):
-        here = xp.take_along_axis(y, here, axis=1)
-    twice = xp.take_along_axis(y, xp.take_along_axis(y, here, axis=1), axis=1)
-    return xp.any(twice != here, axis=1)
+        target = xp.take_along_axis(y, target, axis=1)
+    twice = xp.take_along_axis(y, xp.take_along_axis(y, target, axis=1), axis=1)
+    return xp.any(twice != target, axis=1)
 
 
 def check_labels(y: Array) -> None:
     """Raise ValueError if no symmetric matrix has one of the labels (n, T)."""
     if bool(namespace(y).any(_in_rings(y))):
-        raise ValueError("impossible labels: the row maxima of a symmetric matrix cannot point at each other in a ring")
+        raise ValueError("impossible labels: the row maxima of a symmetric matrix cannot form a cycle")
 
 
 def label_classes(tokens: int) -> tuple[Host, Host]:
-    """One label (N, T) of each class of labels that agree up to names of tokens, and the size of the class."""
-    kinds, first, count = np.unique(patterns(tokens).kind, return_index=True, return_counts=True)
+    """One label (N, T) of each class of labels equal up to a permutation of tokens, and the size of the class."""
+    kinds, first_code, count = np.unique(patterns(tokens).kind, return_index=True, return_counts=True)
     possible = kinds >= 0
-    return first[possible, None] // tokens ** np.arange(tokens) % tokens, count[possible]
+    return first_code[possible, None] // tokens ** np.arange(tokens) % tokens, count[possible]
 
 
 @cache
@@ -128,18 +128,18 @@ def _pattern(label: list[int]) -> Pattern:
 class RowPosterior(NamedTuple):
     """Log-probability of the label (n,), and moments of the latents (n, C) in units of the prior.
 
-    ``first`` is ``E[z - omega] / sqrt(V)``, ``second`` is ``E[(z - omega)^2] / V``.
+    ``shift`` is ``E[z - omega] / sqrt(V)``, ``square`` is ``E[(z - omega)^2] / V``.
     """
 
     log_partition: Array
-    first: Array
-    second: Array
+    shift: Array
+    square: Array
 
 
 def row_posterior(
     y: Array, omega: Array, V: Array, tokens: int, *, nodes: int = 28, reach: float = 7.0
 ) -> RowPosterior:
-    """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima, which form no ring.
+    """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima, which form no cycle.
 
     ``y`` (n, T) integers, ``omega`` (n, C) and ``V`` () in double precision; the cost grows about threefold with every token.
     Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centered on omega,
@@ -157,20 +157,20 @@ def row_posterior(
     mean = omega * (xp.asarray(site_scales(tokens), **matching(omega, xp.float64))[None, :] / xp.sqrt(V))
     # On a host some dozens of intermediate arrays stay in the cache.
     size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
-    order, found = [], []
+    order, posteriors = [], []
     for k, pattern in enumerate(table.members):
-        where = xp.nonzero(kind == k)[0]
+        samples = xp.nonzero(kind == k)[0]
         rows = max(1, size // (len(pattern.units) * nodes))
-        for start in range(0, where.shape[0], rows):
-            part = where[start : min(start + rows, where.shape[0])]
-            codes = xp.take(code, part)
+        for start in range(0, samples.shape[0], rows):
+            chunk = samples[start : min(start + rows, samples.shape[0])]
+            codes = xp.take(code, chunk)
             sites, places = xp.take(all_sites, codes, axis=0), xp.take(all_places, codes, axis=0)
-            own = xp.take_along_axis(xp.take(mean, part, axis=0), sites, axis=1)
-            log_partition, *moments = _posterior_of_pattern(pattern, own, tokens, nodes, reach)
-            order.append(part)
-            found.append(RowPosterior(log_partition, *(xp.take_along_axis(f, places, axis=1) for f in moments)))
+            pattern_mean = xp.take_along_axis(xp.take(mean, chunk, axis=0), sites, axis=1)
+            log_partition, *moments = _posterior_of_pattern(pattern, pattern_mean, tokens, nodes, reach)
+            order.append(chunk)
+            posteriors.append(RowPosterior(log_partition, *(xp.take_along_axis(f, places, axis=1) for f in moments)))
     back = xp.argsort(xp.concat(order))
-    return RowPosterior(*(xp.take(f, back, axis=0) for f in joined(found)))
+    return RowPosterior(*(xp.take(f, back, axis=0) for f in joined(posteriors)))
 
 
 @cache
@@ -181,21 +181,21 @@ def _rule(count: int) -> tuple[Host, ...]:
     legendre = np.polynomial.legendre
     series = legendre.legvander(x, count - 1) * w[:, None] * (np.arange(count) + 0.5)
     below = (series @ legendre.legval(x, legendre.legint(np.eye(count), lbnd=-1))) / 2
-    whole = w[:, None] / 2
-    return (x + 1) / 2, w / 2, np.hstack([below, whole]), np.hstack([whole - below, whole])
+    weights = w[:, None] / 2
+    return (x + 1) / 2, w / 2, np.hstack([below, weights]), np.hstack([weights - below, weights])
 
 
-def _maxima_panels(centre: Array, width: Array) -> tuple[Array, Array]:
-    """Left ends and lengths (n, K) of panels that cover the windows ``centre +- width`` without overlap."""
-    xp = namespace(centre)
-    order = xp.argsort(centre, axis=1)
-    centre, width = xp.take_along_axis(centre, order, axis=1), xp.take_along_axis(width, order, axis=1)
+def _maxima_panels(center: Array, width: Array) -> tuple[Array, Array]:
+    """Left ends and lengths (n, K) of panels that cover the windows ``center +- width`` without overlap."""
+    xp = namespace(center)
+    order = xp.argsort(center, axis=1)
+    center, width = xp.take_along_axis(center, order, axis=1), xp.take_along_axis(width, order, axis=1)
     share = width[:, :-1] / (width[:, :-1] + width[:, 1:])
-    between = centre[:, :-1] + share * (centre[:, 1:] - centre[:, :-1])
-    left, right = centre - width, centre + width
-    left = xp.concat([left[:, :1], xp.maximum(left[:, 1:], between)], axis=1)
-    right = xp.concat([xp.minimum(right[:, :-1], between), right[:, -1:]], axis=1)
-    return left, right - left
+    between = center[:, :-1] + share * (center[:, 1:] - center[:, :-1])
+    start, end = center - width, center + width
+    start = xp.concat([start[:, :1], xp.maximum(start[:, 1:], between)], axis=1)
+    end = xp.concat([xp.minimum(end[:, :-1], between), end[:, -1:]], axis=1)
+    return start, end - start
 
 
 def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float) -> RowPosterior:
@@ -203,11 +203,11 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
     xp, place = namespace(mean), matching(mean)
     n, K = mean.shape[0], len(pattern.units)
     scales, edges = site_scales(tokens), pattern.edges
-    centre = xp.stack([mean[:, c] for c in edges], axis=1)
+    center = xp.stack([mean[:, c] for c in edges], axis=1)
     width = xp.asarray([reach * scales[c] for c in edges], **place)
-    left, length = _maxima_panels(centre, xp.broadcast_to(width[None, :], (n, K)))
+    low, length = _maxima_panels(center, xp.broadcast_to(width[None, :], (n, K)))
     x, w, below, above = (xp.asarray(v, **place) for v in _rule(nodes))
-    m = xp.reshape(left[:, :, None] + length[:, :, None] * x, (n, K * nodes))
+    m = xp.reshape(low[:, :, None] + length[:, :, None] * x, (n, K * nodes))
     weight = xp.reshape(length[:, :, None] * w, (n, K * nodes))
     t = [(m - mean[:, c, None]) / scale for c, scale in enumerate(scales)]
     phi = [1 / math.sqrt(2 * math.pi) * xp.exp(-u * u / 2) for u in t]
@@ -217,11 +217,11 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
         """Integral of f below every node (or ``above`` it), and over all nodes."""
         inner = xp.reshape(xp.matmul(xp.reshape(f, (n * K, nodes)), matrix), (n, K, nodes + 1))
         inner = inner * length[:, :, None]
-        whole = inner[:, :, -1]
-        total = xp.sum(whole, axis=1)
-        running = xp.cumulative_sum(whole, axis=1)
-        before = running - whole if matrix is below else total[:, None] - running
-        return xp.reshape(inner[:, :, :-1] + before[:, :, None], (n, K * nodes)), total
+        panel_integrals = inner[:, :, -1]
+        total = xp.sum(panel_integrals, axis=1)
+        running = xp.cumulative_sum(panel_integrals, axis=1)
+        offset = running - panel_integrals if matrix is below else total[:, None] - running
+        return xp.reshape(inner[:, :, :-1] + offset[:, :, None], (n, K * nodes)), total
 
     factors = {
         (u, 0): math.prod((cdf[c] for c in pattern.free[u]), start=phi[c] / scales[c]) for u, c in enumerate(edges)
@@ -237,13 +237,13 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
 
     def integrals(steps: Iterable[tuple[int, int, int]], start: int, matrix: Array) -> Any:
         """Nested integrals for every set of placed units, in the order of the steps (source to target)."""
-        found = {start: xp.ones_like(m)}
+        nested = {start: xp.ones_like(m)}
         terms: dict[int, dict[int, Any]] = {}
         for source, target, u in steps:
-            if source not in found:
-                found[source], _ = cumulate(sum(terms[source].values()), matrix)
-            terms.setdefault(target, {})[source] = factor(u, min(source, target)) * found[source]
-        return found, terms
+            if source not in nested:
+                nested[source], _ = cumulate(sum(terms[source].values()), matrix)
+            terms.setdefault(target, {})[source] = factor(u, min(source, target)) * nested[source]
+        return nested, terms
 
     moves = [(placed, placed | 1 << u, u) for placed, u in pattern.steps]
     above_of, _ = integrals(moves, 0, above)
@@ -264,7 +264,7 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
     # moments of every site, whose lower row has its maximum at m with a density
     lower = [(of_unit[u], {edges[u], *pattern.free[u]}) for u in range(K)]
     lower += [(of_pair[u, w], {*pattern.between[u, w]} & {*pattern.between[w, u]}) for u, w in of_pair]
-    first, second = [mean[:, 0]] * len(scales), [mean[:, 0]] * len(scales)
+    shifts, squares = [mean[:, 0]] * len(scales), [mean[:, 0]] * len(scales)
     for density, sites in lower:
         density = density * weight
         norm = clip(xp.sum(density, axis=1), 1e-300, None)
@@ -275,7 +275,7 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
             else:
                 value = -density * (phi[c] / clip(cdf[c], 1e-300, None))
                 square = density + value * t[c]
-            first[c] = xp.sum(value, axis=1) / norm
-            second[c] = xp.sum(square, axis=1) / norm
+            shifts[c] = xp.sum(value, axis=1) / norm
+            squares[c] = xp.sum(square, axis=1) / norm
     log_partition = xp.log(clip(partition, 1e-300, None))
-    return RowPosterior(log_partition, xp.stack(first, axis=1), xp.stack(second, axis=1))
+    return RowPosterior(log_partition, xp.stack(shifts, axis=1), xp.stack(squares, axis=1))

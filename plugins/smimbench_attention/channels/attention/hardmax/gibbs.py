@@ -23,8 +23,8 @@ _FAR = -30.0  # probabilities below Phi(_FAR) are formed relative to the density
 class ChainMoments(NamedTuple):
     """Averages over the sweeps of every chain, in units of the prior's standard deviation."""
 
-    first: Array  # (chains, n, C) of (z - omega) / sqrt(V)
-    second: Array  # (chains, n, C) of its squares
+    shift: Array  # (chains, n, C) of (z - omega) / sqrt(V)
+    square: Array  # (chains, n, C) of its squares
     outer: Array | None  # (chains, n, C, C) of the products of two of its entries
 
 
@@ -51,8 +51,8 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     second = 1 + (a * phi_a - inside * phi_b) / mass
     if bool(xp.any(far)):
         flat = xp.reshape(far, (-1,))
-        where = xp.nonzero(flat)[0]
-        some = _truncated_tail(*(xp.take(xp.reshape(v, (-1,)), where) for v in (a, b, uniform)))
+        index = xp.nonzero(flat)[0]
+        some = _truncated_tail(*(xp.take(xp.reshape(v, (-1,)), index) for v in (a, b, uniform)))
         tail = [xp.reshape(spread_at_mask(v, flat), far.shape) for v in some]
         draw, mean, second = (xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True))
     draw, mean = clip(draw, a, b), clip(mean, a, b)
@@ -74,10 +74,10 @@ def _truncated_tail(a: Array, b: Array, uniform: Array) -> tuple[Array, Array, A
     log_share = xp.log((at_b - (1 - uniform) * mass) / at_b)
     draw = -xp.sqrt(b * b - 2 * log_share)
     for _ in range(2):
-        here = mills(draw)
+        ratio_at_draw = mills(draw)
         # log Phi(draw) - log Phi(b) - log_share
-        gap = (b - draw) * (b + draw) / 2 + xp.log(here / at_b) - log_share
-        draw = draw - gap * here
+        gap = (b - draw) * (b + draw) / 2 + xp.log(ratio_at_draw / at_b) - log_share
+        draw = draw - gap * ratio_at_draw
     return draw, (ratio - 1) / mass, 1 + (a * ratio - b) / mass
 
 
@@ -119,12 +119,12 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
     columns = xp.arange(tokens, **matching(y))
     points = xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]  # row a at column b
     zero = xp.zeros_like(h)
-    own = xp.sum(xp.where(points, h, zero), axis=1)
-    own_weight = xp.sum(xp.where(points, weight, zero), axis=1)
-    top = own
+    maxima = xp.sum(xp.where(points, h, zero), axis=1)
+    maxima_weight = xp.sum(xp.where(points, weight, zero), axis=1)
+    top = maxima
     for _ in range(tokens):  # Newton on a piecewise linear function: every step settles one entry at least
         above = xp.where((h > top[:, None, :]) & ~points, weight, zero)
-        top = (own * own_weight + xp.sum(above * h, axis=1)) / (own_weight + xp.sum(above, axis=1))
+        top = (maxima * maxima_weight + xp.sum(above * h, axis=1)) / (maxima_weight + xp.sum(above, axis=1))
     for _ in range(tokens):
         top = xp.maximum(top, xp.max(xp.where(points, top[:, None, :], -math.inf), axis=0))
     capped = xp.minimum(h, xp.minimum(top[:, None, :], top[None, :, :]))
@@ -137,12 +137,12 @@ class _Round(NamedTuple):
 
     sites: list[int]
     rows: Array  # smaller and larger row of every pair
-    others: Array
+    partners: Array
     position: Array  # (T,) of every row's pair
     met: Array  # (T, T, 1) whether an entry is one of them
     is_max: Array  # (T, n) whether a row has its maximum there
     scale: Array  # (sites, 1)
-    centre: Array  # (sites, n) prior means
+    center: Array  # (sites, n) prior means
 
 
 def _round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
@@ -151,12 +151,14 @@ def _round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
     rows = [a for a in range(T) if a <= partner[a]]
     sites = [entry_sites(T)[a * T + partner[a]] for a in rows]
     position = [rows.index(min(a, partner[a])) for a in range(T)]
-    one, two, place = (xp.asarray(i, device=device) for i in (rows, [partner[a] for a in rows], position))
-    other = xp.asarray(partner, **matching(labels))[:, None]
-    met = (xp.arange(T, **matching(labels))[None, :] == other)[:, :, None]
+    row_index, partner_index, place = (
+        xp.asarray(i, device=device) for i in (rows, [partner[a] for a in rows], position)
+    )
+    column = xp.asarray(partner, **matching(labels))[:, None]
+    met = (xp.arange(T, **matching(labels))[None, :] == column)[:, :, None]
     scale = xp.asarray([site_scales(T)[c] for c in sites], **matching(mean))[:, None]
-    centre = xp.stack([mean[:, c] for c in sites])
-    return _Round(sites, one, two, place, met, labels == other, scale, centre)
+    center = xp.stack([mean[:, c] for c in sites])
+    return _Round(sites, row_index, partner_index, place, met, labels == column, scale, center)
 
 
 def chain_moments(
@@ -194,58 +196,62 @@ def chain_moments(
     totals: list[Any] = [0.0] * len(rounds)
     products: Any = 0.0
     for sweep in range(burn_in + sweeps):
-        for k, (sites, rows, others, position, met, is_max, scale, centre) in enumerate(rounds):
-            rest = xp.max(xp.where(met, -math.inf, h), axis=1)
-            low, high = xp.where(is_max, rest, -math.inf), xp.where(is_max, math.inf, rest)
-            low = xp.maximum(xp.take(low, rows, axis=0), xp.take(low, others, axis=0))
-            high = xp.minimum(xp.take(high, rows, axis=0), xp.take(high, others, axis=0))
+        for k, (sites, rows, partners, position, met, is_max, scale, center) in enumerate(rounds):
+            rival = xp.max(xp.where(met, -math.inf, h), axis=1)
+            low, high = xp.where(is_max, rival, -math.inf), xp.where(is_max, math.inf, rival)
+            low = xp.maximum(xp.take(low, rows, axis=0), xp.take(low, partners, axis=0))
+            high = xp.minimum(xp.take(high, rows, axis=0), xp.take(high, partners, axis=0))
             uniform = xp.asarray(rng.random((len(sites), n * chains)), **matching(h))
             # the start may hold an entry on its bound
-            low, high = (low - centre) / scale, (high - centre) / scale
+            low, high = (low - center) / scale, (high - center) / scale
             x, *moments = truncated_normal(low, xp.maximum(low, high), uniform)
-            h = xp.where(met, xp.take(centre + scale * x, position, axis=0)[:, None, :], h)
+            h = xp.where(met, xp.take(center + scale * x, position, axis=0)[:, None, :], h)
             if sweep >= burn_in:
                 totals[k] = totals[k] + xp.stack(moments)
         if outer and sweep >= burn_in:
             x = (xp.stack([h[a, b, :] for a, b in site_pairs(tokens)], axis=1) - mean) / scales
             products = products + x[:, :, None] * x[:, None, :]
-    order = xp.argsort(xp.asarray([c for one in rounds for c in one.sites], device=array_api_compat.device(omega)))
+    order = xp.argsort(
+        xp.asarray([c for round_ in rounds for c in round_.sites], device=array_api_compat.device(omega))
+    )
     averages = xp.permute_dims(xp.take(xp.concat(totals, axis=1), order, axis=1), (0, 2, 1)) / sweeps
-    first, second = (xp.reshape(averages[k, :, :], (chains, n, C)) for k in range(2))
-    return ChainMoments(first, second, xp.reshape(products / sweeps, (chains, n, C, C)) if outer else None)
+    shift, square = (xp.reshape(averages[k, :, :], (chains, n, C)) for k in range(2))
+    return ChainMoments(shift, square, xp.reshape(products / sweeps, (chains, n, C, C)) if outer else None)
 
 
-class Moments(NamedTuple):
+class MatrixMoments(NamedTuple):
     """Posterior of the latents in units of the prior."""
 
-    first: Array  # (n, C) E[z - omega] / sqrt(V)
+    shift: Array  # (n, C) E[z - omega] / sqrt(V)
     variance: Array  # (n, C) Var(z) / V; without bias, so that single values may be negative
     outer: Array | None  # (n, C, C) E[(z - omega)(z - omega)^T] / V
-    square_error: Array  # (n,) mean over sites of the squared numerical error of `first`
+    square_error: Array  # (n,) mean over sites of the squared numerical error of `shift`
 
 
-def exact_moments(y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool) -> Moments:
+def exact_moments(
+    y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool
+) -> MatrixMoments:
     """Posterior moments by nested integrals; Gibbs chains for the few labels unlikely under ``omega`` (n, C)."""
     xp = namespace(y, omega, V)
-    log_partition, first, second = row_posterior(y, omega, V, tokens)
-    variance, square = second - first**2, None
+    log_partition, shift, mean_square = row_posterior(y, omega, V, tokens)
+    variance, square = mean_square - shift**2, None
     if outer:
-        square = _response(y, omega, V, tokens, variance) + first[:, :, None] * first[:, None, :]
+        square = _response(y, omega, V, tokens, variance) + shift[:, :, None] * shift[:, None, :]
     # of the integration, in prior widths
-    result = Moments(first, variance, square, xp.full_like(first[:, 0], 1e-5**2))
+    moments = MatrixMoments(shift, variance, square, xp.full_like(shift[:, 0], 1e-5**2))
     # The windows of the integration may miss the posterior of a label that is less likely.
     unlikely = ~(log_partition > math.log(1e-8))
     if not bool(xp.any(unlikely)):
-        return result
-    where = xp.nonzero(unlikely)[0]
-    some = gibbs_moments(xp.take(y, where, axis=0), xp.take(omega, where, axis=0), V, tokens, rng, outer)
+        return moments
+    index = xp.nonzero(unlikely)[0]
+    some = gibbs_moments(xp.take(y, index, axis=0), xp.take(omega, index, axis=0), V, tokens, rng, outer)
     # Entries that are pressed together hardly move in a chain, and two such chains look alike.
     some = some._replace(square_error=clip(some.square_error, 0.1**2, None))
-    return put_tuple(result, unlikely, some)
+    return put_tuple(moments, unlikely, some)
 
 
 def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) -> Array:
-    """Covariance between sites, (n, C, C), as the response of the mean to ``omega``: ``1 + d first / d omega``."""
+    """Covariance between sites, (n, C, C), as the response of the mean to ``omega``: ``1 + d shift / d omega``."""
     xp = namespace(omega)
     eye = identity_like(omega.shape[1], omega)
     step, root = 0.05, xp.sqrt(V)  # in prior widths; the error is of order 4
@@ -255,7 +261,7 @@ def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) ->
         for steps, weight in ((1, 2 / 3), (2, -1 / 12)):
             for sign in (1, -1):
                 moved = omega + (sign * steps * step) * root * eye[c, :][None, :]
-                slope = slope + (sign * weight / step) * row_posterior(y, moved, V, tokens).first
+                slope = slope + (sign * weight / step) * row_posterior(y, moved, V, tokens).shift
         rows.append(slope)
     response = xp.stack(rows, axis=1)
     response = symmetric(response) + eye[None, :, :]
@@ -264,22 +270,24 @@ def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) ->
 
 def gibbs_moments(
     y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool, sweeps: int = SWEEPS
-) -> Moments:
+) -> MatrixMoments:
     """Posterior moments from two independent Gibbs chains, started near ``omega`` (n, C); their difference is the error."""
     xp = namespace(y, omega, V)
     size = max(1, (1 << 17) // (2 * tokens**2)) * (1 if array_api_compat.is_numpy_namespace(xp) else 64)
-    parts = []
+    batches = []
     for rows in blocks(y.shape[0], size):
         burn_in = max(16, sweeps // 4)
         chains = chain_moments(
             y[rows, :], omega[rows, :], V, tokens, sweeps=sweeps, burn_in=burn_in, chains=2, rng=rng, outer=outer
         )  # fmt: skip
-        one, two = chains.first[0, ...], chains.first[1, ...]
-        first = (one + two) / 2
-        second = (chains.second[0, ...] + chains.second[1, ...]) / 2
+        chain_1, chain_2 = chains.shift[0, ...], chains.shift[1, ...]
+        shift = (chain_1 + chain_2) / 2
+        mean_square = (chains.square[0, ...] + chains.square[1, ...]) / 2
         square = None
         if chains.outer is not None:
-            diagonal = identity_like(first.shape[1], first)[None, :, :] > 0
-            square = xp.where(diagonal, second[:, :, None], (chains.outer[0, ...] + chains.outer[1, ...]) / 2)
-        parts.append(Moments(first, second - one * two, square, xp.mean((one - two) ** 2, axis=1) / 4))
-    return joined(parts)
+            diagonal = identity_like(shift.shape[1], shift)[None, :, :] > 0
+            square = xp.where(diagonal, mean_square[:, :, None], (chains.outer[0, ...] + chains.outer[1, ...]) / 2)
+        batches.append(
+            MatrixMoments(shift, mean_square - chain_1 * chain_2, square, xp.mean((chain_1 - chain_2) ** 2, axis=1) / 4)
+        )
+    return joined(batches)

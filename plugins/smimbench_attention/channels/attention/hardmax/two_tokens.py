@@ -10,7 +10,7 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Posterior
 from smimbench.numerics import gauss_legendre, half_plane_hermite, log_cdf
-from smimbench_attention.channels.batches import blocks, normal_density, uncentred
+from smimbench_attention.channels.batches import blocks, normal_density, uncentered
 
 ROOT2 = math.sqrt(2.0)
 CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
@@ -42,9 +42,9 @@ def _margins(y: Array, omega: Array, V: Array) -> tuple[list[Array], list[Array]
 
 def log_partition(y: Array, omega: Array, V: Array) -> Array:
     """``log P(y | omega, V)`` of every sample, ``log Phi2`` of the margins."""
-    (first, second), (kappa_1, kappa_2), _ = _margins(y, omega, V)
-    found = log_cdf(kappa_1, kappa_2, CORRELATION, sign=first * second)
-    return namespace(omega).astype(found.value, omega.dtype)
+    (sign_1, sign_2), (kappa_1, kappa_2), _ = _margins(y, omega, V)
+    cdf = log_cdf(kappa_1, kappa_2, CORRELATION, sign=sign_1 * sign_2)
+    return namespace(omega).astype(cdf.value, omega.dtype)
 
 
 def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Posterior:
@@ -59,22 +59,26 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
         \mathrm{Cov}(z) = V \Big(1 + \tfrac13 \sum_{ij} s_i s_j H_{ij}\, j_i j_j^T\Big)
     """
     xp = namespace(y, omega, V)
-    (first, second), (kappa_1, kappa_2), variance = _margins(y, omega, V)
-    found = log_cdf(kappa_1, kappa_2, CORRELATION, sign=first * second, hessian=True)
-    assert found.hessian is not None
+    (sign_1, sign_2), (kappa_1, kappa_2), variance = _margins(y, omega, V)
+    cdf = log_cdf(kappa_1, kappa_2, CORRELATION, sign=sign_1 * sign_2, hessian=True)
+    assert cdf.hessian is not None
     scale = xp.sqrt(variance / 3)
-    a_1, a_2 = scale * first * found.first, scale * second * found.second
+    a_1, a_2 = scale * sign_1 * cdf.first, scale * sign_2 * cdf.second
     shift = xp.stack([ROOT2 * a_1, -(a_1 + a_2), ROOT2 * a_2], axis=-1)
     mean = xp.astype(omega, xp.float64) + shift[..., None, :]
-    h_11, h_22, h_12 = found.hessian
-    h_12 = first * second * h_12
+    h_11, h_22, h_12 = cdf.hessian
+    h_12 = sign_1 * sign_2 * h_12
     reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12, axis=-1) / 9
     covariance, moment = variance[..., None] * (1 - reduction[..., None, None]), None
     if second_moment:
-        cross, other, corner = ROOT2 * (h_11 + h_12), ROOT2 * (h_22 + h_12), 2 * h_12
-        rows = [[2 * h_11, -cross, corner], [-cross, h_11 + h_22 + 2 * h_12, -other], [corner, -other, 2 * h_22]]
+        cross_1, cross_2, corner = ROOT2 * (h_11 + h_12), ROOT2 * (h_22 + h_12), 2 * h_12
+        rows = [
+            [2 * h_11, -cross_1, corner],
+            [-cross_1, h_11 + h_22 + 2 * h_12, -cross_2],
+            [corner, -cross_2, 2 * h_22],
+        ]
         change = xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
-        moment = uncentred(
+        moment = uncentered(
             mean, variance[..., None, None] * (xp.eye(3, dtype=xp.float64, device=change.device) + change)
         )
         moment = xp.astype(moment, omega.dtype)
@@ -83,9 +87,9 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
 
 def _gain(h: Array, k: Array, sign: int) -> Array:
     """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` with correlation ``sign / 3``."""
-    found = log_cdf(h, k, sign * CORRELATION)
-    a, b = found.first, found.second
-    return np.exp(found.value) * (3 * (a * a + b * b) + 2 * sign * a * b)
+    cdf = log_cdf(h, k, sign * CORRELATION)
+    a, b = cdf.first, cdf.second
+    return np.exp(cdf.value) * (3 * (a * a + b * b) + 2 * sign * a * b)
 
 
 @cache
@@ -127,8 +131,8 @@ def _from_hermite(ratio: Array, count: int) -> Array:
     keep = weight > 1e-20
     (u, v), weight = nodes[:, keep], weight[keep]
     total = np.zeros_like(ratio)
-    for part in blocks(ratio.size, 256):
-        root = np.sqrt(ratio[part, None])
+    for block in blocks(ratio.size, 256):
+        root = np.sqrt(ratio[block, None])
         for sign in (1, -1):
             r = sign * CORRELATION
             even, odd = math.sqrt((1 + r) / 2) * u, math.sqrt((1 - r) / 2) * v
@@ -138,7 +142,7 @@ def _from_hermite(ratio: Array, count: int) -> Array:
             matters = weight * np.exp(-low * low / 2) > 1e-17
             gain = np.zeros_like(h)
             gain[matters] = _gain(h[matters], k[matters], sign)
-            total[part] += 2 * (gain @ weight)
+            total[block] += 2 * (gain @ weight)
     return total
 
 

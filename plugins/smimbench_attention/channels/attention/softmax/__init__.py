@@ -1,4 +1,4 @@
-"""The channel of noiseless softmax attention of extensive rank: one layer, or ``two_layers``; with untied ones, ``rows``."""
+"""The channel of noiseless softmax attention of extensive rank; see ``two_layers``, and ``rows`` for untied weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_sc
 from smimbench_attention.channels.attention.softmax.rows import RowSoftmax
 from smimbench_attention.channels.attention.softmax.two_layers import STEEPEST, TwoLayerAttention
 from smimbench_attention.channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
-from smimbench_attention.channels.batches import array_like, normal_density, on_host, uncentred, uncertain_like
+from smimbench_attention.channels.batches import array_like, normal_density, on_host, uncentered, uncertain_like
 
 # Labels of two layers for differences of the information. Doubled: 1.6 times the time of one, and seldom an accurate value fewer.
 ROUGH = 1 << 11
@@ -84,10 +84,10 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         check_number("skip", self.skip, positive=False)
         if self.layers == 1 and self.skip != 1.0:
             raise ParameterError("skip", f"has no effect with layers = 1 and must be left out, got {self.skip}")
-        _ = self._other  # checks the number of tokens
+        _ = self._implementation  # checks the number of tokens
 
     @property
-    def _other(self) -> TwoLayerAttention | RowSoftmax | None:
+    def _implementation(self) -> TwoLayerAttention | RowSoftmax | None:
         """The channel of two layers, or of untied queries and keys, which are implemented separately; None for any other."""
         if not self.symmetric:
             return RowSoftmax(self.tokens, self.beta)
@@ -103,8 +103,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
-        if other := self._other:
-            return other.forward(z)
+        if implementation := self._implementation:
+            return implementation.forward(z)
         check_latents(z, 1, self.sites)
         return log_softmax(self.beta * self._matrix(z[..., 0, :]))
 
@@ -116,15 +116,15 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``z`` (..., n, 1, C) and ``cotangent`` G (..., n, T, T), the derivative of a loss with respect to the probabilities.
         """
-        if other := self._other:
-            return other.vjp(z, cotangent)
+        if implementation := self._implementation:
+            return implementation.vjp(z, cotangent)
         rows = softmax_vjp(self.observable(self.forward(z)), cotangent, self.beta)
         return self._to_latents(rows)[..., None, :]
 
     @property
     def mixed(self) -> Callable[[Host], MixedAttentionSoftmax] | None:  # type: ignore[override]
         """The channel of latents ``z = A zeta``; None for two layers, or without symmetry."""
-        return None if self._other else partial(MixedAttentionSoftmax, self)
+        return None if self._implementation else partial(MixedAttentionSoftmax, self)
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
@@ -141,8 +141,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C); the ``covariance`` is V / C.
         ``rng`` is not used.
         """
-        if other := self._other:
-            return other.posterior(y, omega, V, second_moment=second_moment, rng=rng)
+        if implementation := self._implementation:
+            return implementation.posterior(y, omega, V, second_moment=second_moment, rng=rng)
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
         u, distance = self._off_line(y, omega)
@@ -150,7 +150,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         moment = None
         if second_moment:
             outer = (u[:, None] * u[None, :]) * (2.0 / self.tokens**2)
-            moment = uncentred(mean, V[..., None, :, :] * outer)
+            moment = uncentered(mean, V[..., None, :, :] * outer)
         return Posterior(xp.asarray(mean), V / self.sites, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -165,8 +165,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), result (n,).
         """
-        if other := self._other:
-            return other.log_partition(y, omega, V)
+        if implementation := self._implementation:
+            return implementation.log_partition(y, omega, V)
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
         _, distance = self._off_line(y, omega)
@@ -180,8 +180,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape. With two layers it is
         sampled, from so many ``labels``.
         """
-        if other := self._other:
-            return other.information(Q, V, labels=labels)
+        if implementation := self._implementation:
+            return implementation.information(Q, V, labels=labels)
         xp = namespace(Q, V)
         V = xp.broadcast_arrays(Q, V)[1]
         return Uncertain((self.sites - 1) / V, 0.0, "closed form")
@@ -206,7 +206,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """Prediction errors on a new label for two tokens and one layer; None otherwise, as quadrature has too many
         dimensions.
         """
-        return self._two_token_error if self.tokens == 2 and not self._other else None
+        return self._two_token_error if self.tokens == 2 and not self._implementation else None
 
     def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         r"""Squared error of the predicted probabilities, summed over the four entries of y.
@@ -226,12 +226,12 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """
         q, v = (array[..., 0, 0] for array in on_host(Q, V))
         pairs = zip(q.ravel().tolist(), v.ravel().tolist())
-        found = np.array([[_two_token_errors(*pair, self.beta, count) for count in NODES] for pair in pairs])
-        result = {}
-        for key, fine, coarse in zip(("bayes", "plugin", "constant"), found[:, 0].T, found[:, 1].T, strict=True):
+        errors = np.array([[_two_token_errors(*pair, self.beta, count) for count in NODES] for pair in pairs])
+        by_predictor = {}
+        for key, fine, coarse in zip(("bayes", "plugin", "constant"), errors[:, 0].T, errors[:, 1].T, strict=True):
             error = np.abs(fine - coarse) + 1e-14 * fine
-            result[key] = uncertain_like(V, fine.reshape(q.shape), error.reshape(q.shape), "quadrature")
-        return result
+            by_predictor[key] = uncertain_like(V, fine.reshape(q.shape), error.reshape(q.shape), "quadrature")
+        return by_predictor
 
     def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Free direction u (C,) that the label leaves unknown, and the part of ``z0 - omega`` orthogonal to it."""
@@ -247,9 +247,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         flat = xp.reshape(y, (*y.shape[:-2], T * T))
         # The normalization of row a cancels against that of the last row: h_aT = h_Ta appears in both.
         places = site_entries(T), [a * T + T - 1 for a, _ in pairs], [(T - 1) * T + a for a, _ in pairs]
-        entry, row, last = (xp.take(flat, xp.asarray(index, device=device), axis=-1) for index in places)
+        entry, row, normalizer = (xp.take(flat, xp.asarray(index, device=device), axis=-1) for index in places)
         u = array_like([1 / s for s in site_scales(T)], omega)
-        return u, (entry - (row - last)) * (u / self.beta)
+        return u, (entry - (row - normalizer)) * (u / self.beta)
 
 
 class MixedAttentionSoftmax(MixedChannel):
@@ -264,13 +264,13 @@ class MixedAttentionSoftmax(MixedChannel):
         free, shift = self.apply(self.inverse, u), self.apply(self.inverse, z0) - omega[..., 0, :]
         free = free / xp.sqrt(xp.sum(free * free))
         mean = omega + (shift - xp.sum(shift * free, axis=-1, keepdims=True) * free)[..., None, :]
-        moment = uncentred(mean, V[..., None, :, :] * (free[:, None] * free[None, :])) if second_moment else None
+        moment = uncentered(mean, V[..., None, :, :] * (free[:, None] * free[None, :])) if second_moment else None
         return Posterior(mean, V / len(self.mixing), moment)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """That of independent tokens: all but one direction are known."""
-        found: Uncertain = self.channel.information(Q, V)
-        return found
+        """Same as for independent tokens: all directions but one are known."""
+        information: Uncertain = self.channel.information(Q, V)
+        return information
 
 
 # Gauss-Legendre nodes of a panel: the first count is the answer, the second gives the error. Doubled: errors are rounding
@@ -283,12 +283,12 @@ def _two_token_errors(q: float, v: float, beta: float, count: int) -> Host:
 
     The formulas are those of ``AttentionSoftmax._two_token_error``.
     """
-    width, spread = math.sqrt(3 * v), math.sqrt(3 * q)
+    width, omega_width = math.sqrt(3 * v), math.sqrt(3 * q)
     # As a function of m the integrand has the steepness of s itself and of s smoothed over u.
     scales = [1 / beta, width]
-    (t,), (weights,) = _normal_panels(np.zeros(1), spread, scales, count)
+    (t,), (weights,) = _normal_panels(np.zeros(1), omega_width, scales, count)
     t, weights = t[weights > 0], weights[weights > 0]  # about half of the panels lie beyond the reach and are empty
-    variance, square = _logistic_spread(spread * t, width, beta, count)
+    variance, square = _logistic_spread(omega_width * t, width, beta, count)
     bayes, plugin = weights @ variance, weights @ square
     constant = _logistic_spread(np.zeros(1), math.sqrt(3 * (q + v)), beta, count)[0][0]
     return 4 * np.array([bayes, plugin, constant])
@@ -299,31 +299,31 @@ def _logistic_spread(m: Host, width: float, beta: float, count: int) -> tuple[An
     from scipy.special import expit
 
     x, weights = _normal_panels(m, width, [1 / beta], count)
-    centre = beta * m[:, None]
+    center = beta * m[:, None]
     step = beta * width * x
     sign = np.sign(step)
     # s(high) - s(low) as a product: the difference of two numbers near 1 would keep no digits.
     difference = (
-        expit(sign * (centre + step))
-        * np.where(step > 0, expit(-centre), expit(centre))
+        expit(sign * (center + step))
+        * np.where(step > 0, expit(-center), expit(center))
         * -np.expm1(-np.abs(step))
         * sign
     )
-    first = np.sum(weights * difference, axis=1)
-    second = np.sum(weights * difference**2, axis=1)
-    return second - first**2, second
+    mean = np.sum(weights * difference, axis=1)
+    mean_square = np.sum(weights * difference**2, axis=1)
+    return mean_square - mean**2, mean_square
 
 
-def _normal_panels(centre: Host, width: float, scales: list[float], count: int) -> tuple[Host, Host]:
-    """Quadrature nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``centre + width x``."""
+def _normal_panels(center: Host, width: float, scales: list[float], count: int) -> tuple[Host, Host]:
+    """Quadrature nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``center + width x``."""
     reach = 9.0  # leaves out 1e-19
     ladder = np.outer(scales, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)).ravel()  # distances from the step, in its widths
-    distance = np.concatenate([-ladder, ladder]) - centre[:, None]
+    distance = np.concatenate([-ladder, ladder]) - center[:, None]
     with np.errstate(over="ignore"):
         steps = distance / width if width > 0 else np.where(distance > 0, reach, -reach)
-    grid = np.broadcast_to(np.linspace(-reach, reach, 9), (len(centre), 9))
+    grid = np.broadcast_to(np.linspace(-reach, reach, 9), (len(center), 9))
     edges = np.sort(np.concatenate([grid, np.clip(steps, -reach, reach)], axis=1), axis=1)
     nodes, weights = gauss_legendre(count)
     half = np.diff(edges, axis=1)[:, :, None] / 2
     x = edges[:, :-1, None] + half * (1 + nodes)
-    return x.reshape(len(centre), -1), (half * weights * normal_density(x)).reshape(len(centre), -1)
+    return x.reshape(len(center), -1), (half * weights * normal_density(x)).reshape(len(center), -1)

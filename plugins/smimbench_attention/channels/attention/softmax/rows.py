@@ -1,4 +1,4 @@
-"""Softmax attention with untied queries and keys, one layer: rows of the labels are independent, and all is in closed form."""
+"""One layer of softmax attention with untied queries and keys: rows of labels are independent, everything is in closed form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smimbench.backend import namespace
 from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench_attention.channels.bases import log_softmax, softmax_vjp
-from smimbench_attention.channels.batches import identity_like, uncentred
+from smimbench_attention.channels.batches import identity_like, uncentered
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class RowSoftmax:
         p = namespace(z).exp(self.forward(z))
         return namespace(z).reshape(softmax_vjp(p, cotangent, self.beta), z.shape)
 
-    def _known(self, y: Array, omega: Array) -> Array:
-        """What the label adds to the mean, ``z0 - omega`` less its mean over each row (n, 1, C)."""
+    def _observed_shift(self, y: Array, omega: Array) -> Array:
+        """Shift of the mean by the label: ``z0 - omega`` minus its mean over each row (n, 1, C)."""
         xp = namespace(y, omega)
         shift = y / self.beta - self._rows(omega)
         return xp.reshape(shift - xp.mean(shift, axis=-1, keepdims=True), omega.shape)
@@ -58,19 +58,19 @@ class RowSoftmax:
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         """Mean ``omega + (I - 1 1^T / (T - 1)) (z0 - omega)`` and covariance ``V 1 1^T / (T - 1)`` of every row."""
-        mean, moment = omega + self._known(y, omega), None
+        mean, moment = omega + self._observed_shift(y, omega), None
         if second_moment:
             xp, T = namespace(y, omega, V), self.tokens
             row = xp.reshape(identity_like(T, omega), (T, 1, T, 1)) / (T - 1)
             outer = xp.reshape(xp.broadcast_to(row, (T, T - 1, T, T - 1)), (T * (T - 1), T * (T - 1)))
-            moment = uncentred(mean, V[..., None, :, :] * outer)
+            moment = uncentered(mean, V[..., None, :, :] * outer)
         return Posterior(mean, V / (self.tokens - 1), moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-density of the label with respect to the known combinations of latents."""
         xp, v = namespace(y, omega, V), V[0, 0]
-        known = self._known(y, omega)
-        return -0.5 * (xp.sum(known * known, axis=(-2, -1)) / v + self.equations * xp.log(2 * math.pi * v))
+        shift = self._observed_shift(y, omega)
+        return -0.5 * (xp.sum(shift * shift, axis=(-2, -1)) / v + self.equations * xp.log(2 * math.pi * v))
 
     def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
         """``E sum_c g_c^2 = T (T - 2) / V``, for every Q and beta."""

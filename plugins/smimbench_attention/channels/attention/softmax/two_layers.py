@@ -64,8 +64,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def vjp(self, z: Array, cotangent: Array) -> Array:
         """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z (..., n, 2, 3)."""
         xp = namespace(z, cotangent)
-        attention, mixing, second, last = self._layers(z)
-        outer = softmax_vjp(xp.exp(log_softmax(self.beta * last)), cotangent, self.beta)
+        attention, mixing, second, M = self._layers(z)
+        outer = softmax_vjp(xp.exp(log_softmax(self.beta * M)), cotangent, self.beta)
         to_second = xp.matmul(xp.matmul(xp.matrix_transpose(mixing), outer), mixing)
         to_mixing = xp.matmul(xp.matmul(outer + xp.matrix_transpose(outer), mixing), second)
         to_first = softmax_vjp(attention, to_mixing, self.beta)
@@ -93,27 +93,31 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         check_latents(omega, 2, 3)
         n = omega.shape[0]
         samples, weight = reduced(self.beta, self.skip, y, omega, V)
-        found = integrals(samples, weight)
+        sums = integrals(samples, weight)
         # one sample in so many is integrated twice for the error
         few = min(max(16, n // 64), n)
         fine = integrals(samples[:few], weight, ACCURACY.fine_variation, quick=False)
-        difference = float(np.mean((fine.mean - found.mean[:few]) ** 2)) if few else 0.0
-        means, matrix, seen = to_host(omega).astype(np.float64), to_host(V).astype(np.float64), np.array(DIRECTIONS[:2])
+        difference = float(np.mean((fine.mean - sums.mean[:few]) ** 2)) if few else 0.0
+        means, matrix, directions = (
+            to_host(omega).astype(np.float64),
+            to_host(V).astype(np.float64),
+            np.array(DIRECTIONS[:2]),
+        )
         # (a_1, b_1, a_2, b_2) in their own units, each layer and direction apart
         unit = np.repeat(np.sqrt(np.diagonal(matrix)), 2)
-        mean = means + (found.mean * unit).reshape(n, 2, 2) @ seen
-        inner = (found.square - found.mean[:, :, None] * found.mean[:, None, :]) * np.outer(unit, unit)
+        mean = means + (sums.mean * unit).reshape(n, 2, 2) @ directions
+        inner = (sums.square - sums.mean[:, :, None] * sums.mean[:, None, :]) * np.outer(unit, unit)
         # of no samples nothing is known
         average = (inner.mean(axis=0) if n else np.zeros((4, 4))).reshape(2, 2, 2, 2)
         covariance = (average[:, 0, :, 0] + average[:, 1, :, 1] + matrix) / 3
         second = None
         if second_moment:
-            lift, flat = np.kron(np.eye(2), seen.T), mean.reshape(n, 6)
+            lift, flat = np.kron(np.eye(2), directions.T), mean.reshape(n, 6)
             hidden = np.kron(matrix, np.outer(DIRECTIONS[2], DIRECTIONS[2]))
             total = lift @ inner @ lift.T + hidden + flat[:, :, None] * flat[:, None, :]
             second = array_like(total.reshape(n, 2, 3, 2, 3), omega)
         # two of three directions are integrated; what was given up may be wrong by a prior width
-        error = math.sqrt((difference + float(np.mean(found.rough)) if n else 0.0) * 2 / 3)
+        error = math.sqrt((difference + float(np.mean(sums.rough)) if n else 0.0) * 2 / 3)
         return Posterior(array_like(mean, omega), array_like(covariance, omega), second, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -151,11 +155,11 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         rough, _ = self._label_products(Q, V, _normals(samples, 0), exact=False)
         exact, control = self._label_products(Q, V, _normals(few, 1), exact=True)
         base = rough.reshape(3, scrambles, -1).mean(axis=2)
-        centred = control - control.mean(axis=1, keepdims=True)
-        slope = np.linalg.lstsq(centred.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None)[0].T
-        rest = (exact - slope @ control).reshape(3, scrambles, -1).mean(axis=2)
-        mean = slope @ base.mean(axis=1) + rest.mean(axis=1)
-        error = np.hypot((slope @ base).std(axis=1, ddof=1), rest.std(axis=1, ddof=1)) / math.sqrt(scrambles)
+        centered = control - control.mean(axis=1, keepdims=True)
+        slope = np.linalg.lstsq(centered.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None)[0].T
+        residual = (exact - slope @ control).reshape(3, scrambles, -1).mean(axis=2)
+        mean = slope @ base.mean(axis=1) + residual.mean(axis=1)
+        error = np.hypot((slope @ base).std(axis=1, ddof=1), residual.std(axis=1, ddof=1)) / math.sqrt(scrambles)
         order = np.array([[0, 2], [2, 1]])
         return mean[order], error[order]
 
@@ -166,8 +170,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         # (sample, layer, direction)
         omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal[:, 0])
         truth = omega + np.einsum("lk,nkd->nld", symmetric_root(V), normal[:, 1])
-        seen = np.array(DIRECTIONS[:2])
-        samples, weight = reduced(self.beta, self.skip, self.forward(truth @ seen), omega @ seen, V)
+        directions = np.array(DIRECTIONS[:2])
+        samples, weight = reduced(self.beta, self.skip, self.forward(truth @ directions), omega @ directions, V)
         means = [crude_means(samples, weight, truth[:, 0, 0] * (ROOT2 * self.beta), truth[:, 0, 1] * (2 * self.beta))]
         if exact:
             means.insert(0, integrals(samples, weight, ACCURACY.crude_variation).mean)
@@ -181,7 +185,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 
 @cache
 def _normals(count: int, stream: int) -> Host:
-    """Quasi-random standard normals (sample, estimate or rest, layer, direction), scramble by scramble."""
+    """Quasi-random standard normals (sample, mean or residual, layer, direction), scramble by scramble."""
     size = 1 << round(math.log2(max(2, count // ACCURACY.scrambles)))
     points = normal_scrambles(8, size, ACCURACY.scrambles, "two layers of attention: labels", stream)
     return points.reshape(-1, 2, 2, 2)

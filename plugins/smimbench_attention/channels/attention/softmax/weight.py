@@ -34,8 +34,8 @@ ROOT2, ROOT8 = math.sqrt(2.0), math.sqrt(8.0)
 DIRECTIONS = ((0.5, -1 / ROOT2, 0.5), (1 / ROOT2, 0.0, -1 / ROOT2), (0.5, 1 / ROOT2, 0.5))
 
 
-class Accuracy(NamedTuple):
-    """Tuning numbers of the integrals over ``(a_1, b_1)``, each with what happens when it is doubled.
+class QuadratureAccuracy(NamedTuple):
+    """Tuning numbers of the integrals over ``(a_1, b_1)``; each comment says what doubling the number changes.
 
     Lengths and errors are in prior widths, weights in natural logarithms. As it is, posterior means are off by 3e-5 (root mean
     square over samples at beta = 1, c = 1, where all of this was measured).
@@ -71,7 +71,7 @@ class Accuracy(NamedTuple):
     correction_share: int = 32
 
 
-ACCURACY = Accuracy()
+ACCURACY = QuadratureAccuracy()
 
 
 class Weight(NamedTuple):
@@ -79,8 +79,8 @@ class Weight(NamedTuple):
 
     beta: float  # inverse temperature
     skip: float  # c, the weight of the skip connection
-    first: float  # V_11
-    second: float  # V_22 given the first layer
+    variance_1: float  # V_11
+    variance_2: float  # V_22 given the first layer
     lift: float  # how far a_2 and b_2 move with one prior width of a_1 and b_1
     unit_t: float  # prior widths of t = beta (u_1 + u_2) / 2
     unit_v: float  # and of v = beta (u_1 - u_2)
@@ -135,9 +135,9 @@ def reduced(beta: float, skip: float, y: Array, omega: Array, V: Array) -> tuple
     if not (v1 > 0 and v2 * v1 - v12 * v12 > 0):
         raise ValueError(f"V must be positive definite, got {host.tolist()}")
     margins = np.stack([labels[:, 0, 0] - labels[:, 0, 1], labels[:, 1, 1] - labels[:, 1, 0]], axis=1) / beta
-    centre = (means @ np.transpose(DIRECTIONS[:2])).reshape(-1, 4)
+    center = (means @ np.transpose(DIRECTIONS[:2])).reshape(-1, 4)
     scales = np.array([ROOT2 * beta, 2 * beta, 1.0, 1.0])
-    samples = np.column_stack([centre * scales, margins.sum(axis=1) / ROOT8, margins[:, 0]])
+    samples = np.column_stack([center * scales, margins.sum(axis=1) / ROOT8, margins[:, 0]])
     unit, crossing = beta * math.sqrt(v1), math.log((1 - skip) / (1 + skip)) if skip < 1 else 0.0
     lift = v12 / v1 * math.sqrt(v1)
     return samples, Weight(beta, skip, v1, v2 - v12 * v12 / v1, lift, ROOT2 * unit, 2 * unit, crossing)

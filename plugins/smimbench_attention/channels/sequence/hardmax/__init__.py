@@ -16,7 +16,7 @@ from smimbench.interfaces.checks import check_latents
 from smimbench_attention.channels.bases import HardmaxChannel, SequenceChannel
 from smimbench_attention.channels.batches import on_host, shifted_second_moment, uncertain_like
 from smimbench_attention.channels.sequence.hardmax.information import scaled_information, susceptibility_without_overlap
-from smimbench_attention.channels.sequence.hardmax.posterior import Moments, posterior_moments
+from smimbench_attention.channels.sequence.hardmax.posterior import TokenMoments, posterior_moments
 
 
 @dataclass(frozen=True)
@@ -71,22 +71,22 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         used. ValueError if a label cannot come from any latents.
         """
         xp = namespace(omega)
-        deviation, found = self._moments(y, omega, V, second_moment)
-        shift = deviation * found.shift
-        spread = deviation**2 * xp.mean(found.square - found.shift**2)
+        deviation, moments = self._moments(y, omega, V, second_moment)
+        shift = deviation * moments.shift
+        variance = deviation**2 * xp.mean(moments.square - moments.shift**2)
         second = None
-        if found.outer is not None:
+        if moments.outer is not None:
             flat = xp.astype(omega[:, 0, :], xp.float64)
-            second = shifted_second_moment(flat, shift, deviation**2 * found.outer, omega.dtype)
+            second = shifted_second_moment(flat, shift, deviation**2 * moments.outer, omega.dtype)
         mean = omega + xp.astype(shift[:, None, :], omega.dtype)
-        return Posterior(mean, xp.astype(xp.reshape(spread, (1, 1)), omega.dtype), second)
+        return Posterior(mean, xp.astype(xp.reshape(variance, (1, 1)), omega.dtype), second)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-probability ``log P(y | omega, V)`` (n,), with arguments as in ``posterior``."""
-        found = self._moments(y, omega, V, False)[1]
-        return namespace(omega).astype(found.log_partition, omega.dtype)
+        moments = self._moments(y, omega, V, False)[1]
+        return namespace(omega).astype(moments.log_partition, omega.dtype)
 
-    def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> tuple[Array, Moments]:
+    def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> tuple[Array, TokenMoments]:
         """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``; raises an error for impossible labels."""
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)

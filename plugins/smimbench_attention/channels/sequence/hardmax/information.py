@@ -50,9 +50,9 @@ def susceptibility_without_overlap(tokens: int) -> float:
     if tokens == 2:
         return 12 / math.pi**2  # the mean of cos^2 and so on over the wedges
     labels = all_labels(tokens)
-    found = posterior_moments(labels, np.zeros(labels.shape), True)
-    G = np.asarray(found.outer) - np.eye(tokens)
-    return float(np.exp(found.log_partition) @ np.sum(G**2, axis=(1, 2)))
+    moments = posterior_moments(labels, np.zeros(labels.shape), True)
+    G = np.asarray(moments.outer) - np.eye(tokens)
+    return float(np.exp(moments.log_partition) @ np.sum(G**2, axis=(1, 2)))
 
 
 @cache
@@ -67,8 +67,8 @@ def small_error_limit(tokens: int) -> float:
     Derived, checked by tests/channels/sequence/test_hardmax.py.
     """
     x, w = gauss_legendre(200)
-    one = 14 * float(np.sum(w * _sign_information(14 * x)))
-    return one * (tokens + tokens * (tokens - 1) * _mean_pair_leads(tokens) / 2) / math.sqrt(2 * math.pi)
+    sign_integral = 14 * float(np.sum(w * _sign_information(14 * x)))
+    return sign_integral * (tokens + tokens * (tokens - 1) * _mean_pair_leads(tokens) / 2) / math.sqrt(2 * math.pi)
 
 
 @cache
@@ -77,16 +77,16 @@ def scaled_information(tokens: int) -> Polynomials:
 
     A function of s; both ends are exact.
     """
-    first, last = small_error_limit(tokens), susceptibility_without_overlap(tokens)
+    limit, susceptibility = small_error_limit(tokens), susceptibility_without_overlap(tokens)
     if tokens == 2:
         # degree of the polynomial; with twice as many its error falls from 5e-10 to rounding
         degree = 32
         s = lobatto_points(degree + 1)
-        exact = [first, *(two_token_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]), last]
+        exact = [limit, *(two_token_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]), susceptibility]
         return Polynomials(np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(exact), degree)[:, None], 2e-9)
     s = lobatto_points(13)
     values = np.stack(
-        [first + np.zeros(8), *(information_estimates(tokens, float(x)) for x in s[1:-1]), last + np.zeros(8)]
+        [limit + np.zeros(8), *(information_estimates(tokens, float(x)) for x in s[1:-1]), susceptibility + np.zeros(8)]
     )
     return fitted(s, values, np.maximum(values.std(axis=1, ddof=1), 1e-5), 10, 3e-4)
 
@@ -121,7 +121,7 @@ def information_estimates(tokens: int, s: float) -> Host:
         weight = 1 / (NORMAL_POINTS + PLANE_POINTS * denser.sum(axis=1))
         one_plane = _sign_information(distance / ratio)
         leads = np.stack([_pair_leads(omega, a, b) for a, b in pairs], axis=1)
-        known = np.concatenate([np.ones((len(omega), 1)), one_plane, one_plane[:, tokens:] * leads], axis=1)
+        control_variates = np.concatenate([np.ones((len(omega), 1)), one_plane, one_plane[:, tokens:] * leads], axis=1)
         total = np.zeros(len(omega))
         for label in all_labels(tokens):
             # labels that are less likely than this change 4e-12
@@ -129,14 +129,16 @@ def information_estimates(tokens: int, s: float) -> Host:
             moments = posterior_moments(np.broadcast_to(label, (len(likely), tokens)), omega[likely] / ratio, False)
             total[likely] += np.exp(moments.log_partition) * np.sum(moments.shift**2, axis=1)
         samples.append(weight * total)
-        controls.append(weight[:, None] * known)
-    found = []
+        controls.append(weight[:, None] * control_variates)
+    estimates = []
     for scramble, (y, x) in enumerate(zip(samples, controls)):
         # The regression is that of the other scrambles: on its own points it would pull the mean towards what is known.
-        left, right = (np.concatenate(rows[:scramble] + rows[scramble + 1 :]) for rows in (controls, samples))
-        slope = np.linalg.lstsq(left, right, rcond=1e-10)[0]
-        found.append(float((y - x @ slope).sum() + means @ slope) / (s * q))
-    return np.array(found)
+        other_controls, other_samples = (
+            np.concatenate(rows[:scramble] + rows[scramble + 1 :]) for rows in (controls, samples)
+        )
+        slope = np.linalg.lstsq(other_controls, other_samples, rcond=1e-10)[0]
+        estimates.append(float((y - x @ slope).sum() + means @ slope) / (s * q))
+    return np.array(estimates)
 
 
 def _probability_bound(label: Host, a: Host) -> Host:
@@ -166,9 +168,9 @@ def _mean_sign_information(ratio: float) -> float:
 
 def _pair_leads(omega: Host, a: int, b: int) -> Host:
     """Indicator that the mean of tokens a and b is positive and above all other tokens, or negative and below them."""
-    middle = (omega[:, a] + omega[:, b]) / 2
-    rest = np.delete(omega, [a, b], axis=1) * np.sign(middle)[:, None]
-    return np.asarray((rest < np.abs(middle)[:, None]).all(axis=1), dtype=float)
+    mean = (omega[:, a] + omega[:, b]) / 2
+    rivals = np.delete(omega, [a, b], axis=1) * np.sign(mean)[:, None]
+    return np.asarray((rivals < np.abs(mean)[:, None]).all(axis=1), dtype=float)
 
 
 def _mean_pair_leads(tokens: int) -> float:
@@ -181,10 +183,13 @@ def _mean_pair_leads(tokens: int) -> float:
 def two_token_information(s: float) -> float:
     """Scaled information ``V I`` for two tokens at ``s = sqrt(V / (Q + V))``."""
     width = math.sqrt(1 - s * s) / s
-    one = _omega_panels(width)
-    both = [np.concatenate([-one[0][::-1], one[0]]), np.concatenate([one[1][::-1], one[1]])]
-    h, k = (axis.ravel() for axis in np.meshgrid(both[0], one[0], indexing="ij"))
-    weight = np.outer(both[1], one[1]).ravel()
+    half_rule = _omega_panels(width)
+    full_rule = [
+        np.concatenate([-half_rule[0][::-1], half_rule[0]]),
+        np.concatenate([half_rule[1][::-1], half_rule[1]]),
+    ]
+    h, k = (axis.ravel() for axis in np.meshgrid(full_rule[0], half_rule[0], indexing="ij"))
+    weight = np.outer(full_rule[1], half_rule[1]).ravel()
     near = np.minimum(np.abs(h), np.abs(k)) < FAR
     h, k, weight = h[near], k[near], weight[near]
 
@@ -223,5 +228,5 @@ def _equal(h: Host, k: Host) -> tuple[Host, Host, Host]:
     root = math.sqrt(2)
     above, below = log_cdf(h, k, -1 / root), log_cdf(-h, -k, -1 / root)
     up, down = np.exp(above.value), np.exp(below.value)
-    by_h, by_k = (up * one - down * other for one, other in zip(above[1:3], below[1:3]))
+    by_h, by_k = (up * slope_above - down * slope_below for slope_above, slope_below in zip(above[1:3], below[1:3]))
     return (h + root * k) ** 2 + h**2, up + down, (by_k / root) ** 2 + (by_h - by_k / root) ** 2

@@ -35,7 +35,7 @@ DEPTH = 30.0
 """Fall of the logarithm of the integrand from the mode to the ends; leaves out 1e-13. Doubled: coarser nodes, errors of 3e-9."""
 
 
-class Moments(NamedTuple):
+class TokenMoments(NamedTuple):
     """Moments of ``e = (z - omega) / sqrt(V)``: mean (n, M), mean square (n, M) and outer product (n, M, M) or None."""
 
     log_partition: Array
@@ -44,7 +44,7 @@ class Moments(NamedTuple):
     outer: Array | None = None
 
 
-def posterior_moments(y: Array, a: Array, full: bool) -> Moments:
+def posterior_moments(y: Array, a: Array, full: bool) -> TokenMoments:
     """Moments of ``z ~ N(a, I)`` given labels ``y`` (n, M); ``a`` (n, M), ``outer`` only if ``full``."""
     xp = namespace(a)
     # a million numbers in the largest temporary array
@@ -52,32 +52,32 @@ def posterior_moments(y: Array, a: Array, full: bool) -> Moments:
     return joined([_block_moments(xp, y[rows, :], a[rows, :], full) for rows in blocks(a.shape[0], block)])
 
 
-def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> Moments:
+def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> TokenMoments:
     """Moments summed over the overall sign: first group above zero and second below, or the other way round."""
     n, M = a.shape
     place = xp.arange(M, dtype=y.dtype, device=array_api_compat.device(y))[None, :]
-    first = y == y[:, :1]
-    other = xp.max(xp.where(first, xp.full_like(y, -1), y), axis=-1, keepdims=True)
-    member = xp.concat([first, first, ~first, ~first])
-    leader = xp.concat([place == y[:, :1], place == y[:, :1], place == other, place == other])
+    leading = y == y[:, :1]
+    second_leader = xp.max(xp.where(leading, xp.full_like(y, -1), y), axis=-1, keepdims=True)
+    member = xp.concat([leading, leading, ~leading, ~leading])
+    leader = xp.concat([place == y[:, :1], place == y[:, :1], place == second_leader, place == second_leader])
     # groups, overall signs, samples, tokens
     signs = array_like(np.array([[1.0, -1.0], [-1.0, 1.0]]), a)[..., None, None]
-    found = _group_moments(xp, xp.reshape(signs * a, (4 * n, M)), member, leader, full)
-    log, shift, square = (xp.reshape(v, (2, 2, n, *v.shape[1:])) for v in found[:3])
+    moments = _group_moments(xp, xp.reshape(signs * a, (4 * n, M)), member, leader, full)
+    log, shift, square = (xp.reshape(v, (2, 2, n, *v.shape[1:])) for v in moments[:3])
     logs = log[0, ...] + log[1, ...]
     log_partition = xp.logaddexp(logs[0, :], logs[1, :])
     weight = xp.exp(logs - log_partition)[..., None]
-    own, rest = signs[0, ...] * shift[0, ...], signs[1, ...] * shift[1, ...]
+    shift_1, shift_2 = signs[0, ...] * shift[0, ...], signs[1, ...] * shift[1, ...]
     outer = None
     if full:
-        one, two = (xp.reshape(found.outer, (2, 2, n, M, M))[group, ...] for group in (0, 1))
-        mixed = own[..., :, None] * rest[..., None, :]
-        outer = xp.sum(weight[..., None] * (one + two + mixed + xp.matrix_transpose(mixed)), axis=0)
-    shift, square = (xp.sum(weight * both, axis=0) for both in (own + rest, square[0, ...] + square[1, ...]))
-    return Moments(log_partition, shift, square, outer)
+        outer_1, outer_2 = (xp.reshape(moments.outer, (2, 2, n, M, M))[group, ...] for group in (0, 1))
+        mixed = shift_1[..., :, None] * shift_2[..., None, :]
+        outer = xp.sum(weight[..., None] * (outer_1 + outer_2 + mixed + xp.matrix_transpose(mixed)), axis=0)
+    shift, square = (xp.sum(weight * total, axis=0) for total in (shift_1 + shift_2, square[0, ...] + square[1, ...]))
+    return TokenMoments(log_partition, shift, square, outer)
 
 
-def _group_moments(xp: Any, a: Array, member: Array, leader: Array, full: bool) -> Moments:
+def _group_moments(xp: Any, a: Array, member: Array, leader: Array, full: bool) -> TokenMoments:
     """Moments of one group of each sample, above zero: ``z ~ N(a, I)`` given ``0 < z_m < z_leader`` for other members.
 
     Tokens that are not of the group have zero moments.
@@ -89,12 +89,12 @@ def _group_moments(xp: Any, a: Array, member: Array, leader: Array, full: bool) 
     hazard = xp.exp(_log_density(top) - log)
     square = xp.where(leader, 1 - (top * hazard)[:, None], 0.0)
     outer = square[:, :, None] * identity_like(a.shape[1], a) if full else None
-    found = Moments(xp.where(count == 1, log, 0.0), xp.where(leader, hazard[:, None], 0.0), square, outer)
+    moments = TokenMoments(xp.where(count == 1, log, 0.0), xp.where(leader, hazard[:, None], 0.0), square, outer)
     index = xp.nonzero(count > 1)[0]
     if index.shape[0] == 0:
-        return found
+        return moments
     group, members, leaders = (xp.take(array, index, axis=0) for array in (a, member, leader))
-    return put_tuple(found, count > 1, _integrate_interval(xp, group, members, leaders, full))
+    return put_tuple(moments, count > 1, _integrate_interval(xp, group, members, leaders, full))
 
 
 def _log_density(x: Array) -> Array:
@@ -105,8 +105,8 @@ def _truncated(xp: Any, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """Standard normal variable between ``low`` and ``high``: log-probability, and relative density at both ends."""
     # on the side where probabilities are small
     mirror = low + high > 0
-    one, two = xp.where(mirror, -high, low), xp.where(mirror, -low, high)
-    logs = special(xp).log_ndtr(xp.stack([one, two]))
+    start, end = xp.where(mirror, -high, low), xp.where(mirror, -low, high)
+    logs = special(xp).log_ndtr(xp.stack([start, end]))
     log_mass = logs[1, ...] + xp.log(-xp.expm1(clip(logs[0, ...] - logs[1, ...], None, -1e-300)))
     return log_mass, xp.exp(_log_density(low) - log_mass), xp.exp(_log_density(high) - log_mass)
 
@@ -118,20 +118,20 @@ def _leader_interval(xp: Any, a: Array, member: Array, followers: Array, top: Ar
         """Logarithm of the integrand, its slope and curvature."""
         high = (top + t)[:, None] - a
         log_mass, _, at_high = _truncated(xp, -a, high)
-        parts = (log_mass, at_high, at_high * (high + at_high))
-        log, slope, bend = (xp.sum(xp.where(followers, part, 0.0), axis=-1) for part in parts)
+        terms = (log_mass, at_high, at_high * (high + at_high))
+        log, slope, bend = (xp.sum(xp.where(followers, term, 0.0), axis=-1) for term in terms)
         return log - t * t / 2, slope - t, -1 - bend
 
     floor = -top
-    most = xp.max(xp.where(member, clip(a, 0.0), 0.0), axis=-1)
-    left, right = floor, most - top + 10.0
+    highest = xp.max(xp.where(member, clip(a, 0.0), 0.0), axis=-1)
+    start, stop = floor, highest - top + 10.0
     mode = clip(floor + 1e-3, 0.0)
     # Newton steps (safeguarded by bisection) to the mode
     for _ in range(16):
         _, slope, bend = height(mode)
-        left, right = xp.where(slope > 0, mode, left), xp.where(slope > 0, right, mode)
+        start, stop = xp.where(slope > 0, mode, start), xp.where(slope > 0, stop, mode)
         trial = mode - slope / bend
-        mode = xp.where((trial > left) & (trial < right), trial, (left + right) / 2)
+        mode = xp.where((trial > start) & (trial < stop), trial, (start + stop) / 2)
     lowest = height(mode)[0] - DEPTH
     # from outside, Newton's steps towards a given height of a concave function never pass it
     end = mode + REACH
@@ -142,7 +142,7 @@ def _leader_interval(xp: Any, a: Array, member: Array, followers: Array, top: Ar
     return xp.maximum(floor, mode - REACH), end
 
 
-def _integrate_interval(xp: Any, a: Array, member: Array, leader: Array, full: bool) -> Moments:
+def _integrate_interval(xp: Any, a: Array, member: Array, leader: Array, full: bool) -> TokenMoments:
     """Moments of groups with followers, by Gauss-Legendre quadrature in ``t = z_leader - a_leader``."""
     followers = member & ~leader
     top = xp.sum(xp.where(leader, a, 0.0), axis=-1)
@@ -168,4 +168,4 @@ def _integrate_interval(xp: Any, a: Array, member: Array, leader: Array, full: b
     if full:
         same = identity_like(a.shape[1], a)
         outer = xp.matmul(xp.matrix_transpose(weight * mean), mean) * (1 - same) + square[:, :, None] * same
-    return Moments(xp.log(mass) + best + _log_density(0.0), shift, square, outer)
+    return TokenMoments(xp.log(mass) + best + _log_density(0.0), shift, square, outer)

@@ -32,7 +32,7 @@ from smimbench_attention.channels.bases import SequenceChannel, SoftmaxChannel
 from smimbench_attention.channels.sequence.softmax import network, one_layer
 from smimbench_attention.channels.sequence.softmax.information import means_over_labels, rough_labels
 from smimbench_attention.channels.sequence.softmax.mixed import MixedSequenceSoftmax
-from smimbench_attention.channels.sequence.softmax.moments import Moments
+from smimbench_attention.channels.sequence.softmax.moments import LayerMoments
 from smimbench_attention.channels.sequence.softmax.network import Network
 from smimbench_attention.channels.sequence.softmax.posterior import integrate, is_exact, most_layers
 
@@ -148,16 +148,16 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         return Sampling(functools.partial(rough_labels, self._network), self._resampled)
 
     def _resampled(self, index: int) -> SequenceSoftmax:
-        """A copy of the channel whose sampled posterior uses other points for every ``index``; itself if nothing is sampled.
+        """A copy of the channel that samples with different points for every ``index``; itself if nothing is sampled.
 
         Points are shared by all samples of a call, and so is their error. Means over calls with several indices lose it.
         """
         if self.layers == 1 or is_exact(self._network):
             return self
-        other = copy.copy(self)
+        channel = copy.copy(self)
         # those before are for means over labels
-        object.__setattr__(other, "_points_seed", 1000 + index)
-        return other
+        object.__setattr__(channel, "_points_seed", 1000 + index)
+        return channel
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-density ``log Z_out`` (n,) of the label, in the coordinate ``u`` modulo sign.
@@ -170,21 +170,21 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             return one_layer.log_partition(network.output_of_label(y), omega, V)
         return namespace(omega).astype(self._moments(y, omega, V, False).log_partition, omega.dtype)
 
-    def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> Moments:
+    def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> LayerMoments:
         """Posterior moments for two layers or more, in float64; NaN where a run has diverged."""
         xp = namespace(omega)
         y = xp.astype(y, xp.float64)
         if self.layers > 2:
             self._check_digits(y)
-        covariance, whole = read_together(V, xp.all(xp.isfinite(omega)))
+        covariance, omega_finite = read_together(V, xp.all(xp.isfinite(omega)))
         covariance = np.asarray(covariance, dtype=np.float64)
         omega = xp.astype(omega, xp.float64)
-        if not (np.all(np.isfinite(covariance)) and whole):
+        if not (np.all(np.isfinite(covariance)) and omega_finite):
             # A run that has diverged: say so, as arithmetic would.
             size = self.layers * (self.tokens if full else 1)
             nothing = xp.full_like(omega, math.nan)
             matrix = xp.broadcast_to(nothing[:, :1, :1], (omega.shape[0], size, size))
-            return Moments(nothing[:, 0, 0], nothing, matrix, nothing[:, 0, 0])
+            return LayerMoments(nothing[:, 0, 0], nothing, matrix, nothing[:, 0, 0])
         scale = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
         # Layers may differ by many orders of magnitude: it is their correlations that must make sense.
         if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
@@ -195,13 +195,13 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     def _check_digits(self, y: Array) -> None:
         """Reject labels that many layers without skip connection have made so alike that double precision is lost."""
-        lost = int(namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype)))
+        lost_labels = int(namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype)))
         # one in a hundred labels may have lost its digits, and three in the smallest batches
-        if lost > 1e-2 * y.shape[0] + 3:
+        if lost_labels > 1e-2 * y.shape[0] + 3:
             raise ParameterError(
                 "skip",
-                f"must be larger with {self.layers} layers, got {self.skip}: {lost} of {y.shape[0]} labels are so close to 1/2 "
-                "that double precision does not hold what they say (theory that needs no labels still holds)",
+                f"must be larger with {self.layers} layers, got {self.skip}: {lost_labels} of {y.shape[0]} labels are so "
+                "close to 1/2 that double precision does not hold what they say (theory that needs no labels still holds)",
             )
 
     def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:

@@ -43,7 +43,7 @@ def exp(x):
 
 @inline
 def bounded_log(x):
-    """Logarithm of x taken into the range of exp(-700) to exp(700), to 1e-15."""
+    """Logarithm of x clipped to [exp(-700), exp(700)], accurate to 1e-15."""
     x = min(max(x, 1e-304), 1e304)
     root_half = np.int64(0x3FE6A09E667F3BCD)  # bits of sqrt(1/2): mantissas are taken between that and sqrt(2)
     bits = np.float64(x).view(np.int64) - root_half

@@ -28,7 +28,7 @@ SCRAMBLES = 16
 FEWEST_LABELS, MOST_LABELS = 2**12, 2**17
 """The same where the posterior is exact: how many say how many it takes, and the most that are taken. Doubled: half of the
 unevenness of that choice; twice the time where an overlap is small, and an error there that is 1.6 times smaller."""
-WANTED = 7e-4
+TARGET_ERROR = 7e-4
 """Relative error of the information for which labels are drawn where the posterior is exact. Doubled: a third of the labels."""
 ACCURACY = 2e-3
 """Relative error of the posterior of a label where it is exact. Doubled: a tenth less time, values that are 1e-4 higher."""
@@ -46,8 +46,8 @@ def rough_labels(network: Network, Q: Array, V: Array) -> int:
     return 2**12 if is_exact(network) or _has_table(network, to_host(Q), to_host(V)) else 2**9
 
 
-def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, which: int) -> Uncertain:
-    """Information or susceptibility (entry ``which``) and its error for a batch of (Q, V), from tables or random labels.
+def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, index: int) -> Uncertain:
+    """Information or susceptibility (entry ``index``) and its error for a batch of (Q, V), from tables or random labels.
 
     For two layers or more: 0 is the information, 2 the susceptibility.
     """
@@ -62,10 +62,10 @@ def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, 
         if not np.isfinite(means).all():
             means = averages(network, q, v, default_labels(network, q, v) if labels is None else labels)
             method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of labels)"
-        values.append(means[which])
-        errors.append(means[which + 1])
+        values.append(means[index])
+        errors.append(means[index + 1])
         methods.append(method)
-    value, error = (np.reshape(found, Q.shape) for found in (values, errors))
+    value, error = (np.reshape(matrices, Q.shape) for matrices in (values, errors))
     return uncertain_like(Q, value, error, ", ".join(dict.fromkeys(methods)))
 
 
@@ -78,8 +78,8 @@ def _by_differences(normal: Host, network: Network) -> Host:
     from scipy.linalg import helmert
 
     layers, tokens = network.layers, network.tokens
-    known = np.split(normal, [layers * (tokens - 1)], axis=1)
-    differences, sums = (part.reshape(len(normal), layers, -1) for part in known)
+    columns = np.split(normal, [layers * (tokens - 1)], axis=1)
+    differences, sums = (block.reshape(len(normal), layers, -1) for block in columns)
     rotation = helmert(tokens, full=True)  # its first row is the sum, the others are differences
     return np.asarray(sums * rotation[0] + differences @ rotation[1:])
 
@@ -115,7 +115,7 @@ def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Lab
 
 
 def default_labels(network: Network, Q: Host, V: Host) -> int:
-    """Default number of labels to draw: if the posterior is exact, as many as the accuracy ``WANTED`` needs.
+    """Default number of labels to draw: if the posterior is exact, as many as the accuracy ``TARGET_ERROR`` needs.
 
     The information of a layer of small overlap rests on few labels that say much of it, and takes most; that of layers nearly
     known is much the same for all labels. The first ``FEWEST_LABELS`` of the labels say which it is.
@@ -123,14 +123,14 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
     if not is_exact(network):
         # labels of all scrambles where the posterior is sampled
         return 2**12
-    first = averages(network, Q, V, FEWEST_LABELS)
+    pilot = averages(network, Q, V, FEWEST_LABELS)
     relative = [0.0]
-    for value, error in (first[:2], first[2:4]):
-        size, own = np.diagonal(value), np.diagonal(error)
-        relative.extend(own[size > 0.0] / size[size > 0.0])
+    for value, error in (pilot[:2], pilot[2:4]):
+        size, deviation = np.diagonal(value), np.diagonal(error)
+        relative.extend(deviation[size > 0.0] / size[size > 0.0])
     # the error of quasi-random labels falls with their number to the power of 2/3
-    wanted = FEWEST_LABELS * (max(relative) / WANTED) ** 1.5
-    return int(2 ** math.ceil(math.log2(min(max(wanted, FEWEST_LABELS), MOST_LABELS))))
+    label_count = FEWEST_LABELS * (max(relative) / TARGET_ERROR) ** 1.5
+    return int(2 ** math.ceil(math.log2(min(max(label_count, FEWEST_LABELS), MOST_LABELS))))
 
 
 @by_value(maxsize=512)
@@ -140,15 +140,20 @@ def averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
     Control variates whose standard deviation is below 3e-3, and directions of them with singular values below 1e-6, are left
     out: numerical errors would not have mean zero.
     """
-    each = max(16, labels // SCRAMBLES)
-    found = label_means(
-        lambda scramble: _draw(network, Q, V, each, scramble), Q, V, scrambles=SCRAMBLES, faintest=3e-3, collinear=1e-6
+    per_scramble = max(16, labels // SCRAMBLES)
+    means = label_means(
+        lambda scramble: _draw(network, Q, V, per_scramble, scramble),
+        Q,
+        V,
+        scrambles=SCRAMBLES,
+        faintest=3e-3,
+        collinear=1e-6,
     )
     if is_diagonal(Q, V):
         # A label does not change with the sign of a layer: uncorrelated layers stay so, unknown ones unknown.
-        known = np.diag(np.diagonal(Q) > 0.0)
-        information, error = (np.where(known, matrix, 0.0) for matrix in found[:2])
-        found = found._replace(information=information, information_error=error)
-    for matrix in found:
+        learned = np.diag(np.diagonal(Q) > 0.0)
+        information, error = (np.where(learned, matrix, 0.0) for matrix in means[:2])
+        means = means._replace(information=information, information_error=error)
+    for matrix in means:
         matrix.flags.writeable = False
-    return found
+    return means

@@ -10,7 +10,7 @@ from smimbench.interfaces import Array, Posterior
 from smimbench_attention.channels.batches import shifted_second_moment
 
 
-class Moments(NamedTuple):
+class LayerMoments(NamedTuple):
     """Integrals over ``z ~ N(omega, V (x) I_M)`` given the label, in ``dz = z - omega``; float64."""
 
     log_partition: Array  # (n,) log Z_out
@@ -29,8 +29,8 @@ class Moments(NamedTuple):
             # sum over equal tokens
             traces = xp.sum(xp.linalg.diagonal(xp.permute_dims(matrix, (0, 1, 3, 2, 4))), axis=-1)
             flat, center = (xp.reshape(a, (n, layers * tokens)) for a in (shift, wide))
-            spread = xp.reshape(self.second, (n, layers * tokens, layers * tokens))
-            second_moment = xp.reshape(shifted_second_moment(center, flat, spread, omega.dtype), matrix.shape)
+            outer = xp.reshape(self.second, (n, layers * tokens, layers * tokens))
+            second_moment = xp.reshape(shifted_second_moment(center, flat, outer, omega.dtype), matrix.shape)
         if on_device(shift):  # one product of all samples: a batch of 2 x 2 ones takes a GPU as long as the inputs do
             rows = xp.reshape(xp.permute_dims(shift, (1, 0, 2)), (layers, -1))
             covariance = (xp.mean(traces, axis=0) - xp.matmul(rows, xp.matrix_transpose(rows)) / n) / tokens
@@ -46,7 +46,7 @@ class Moments(NamedTuple):
 
 def moments_of_means(
     mass: Array, level: Array, constant: float, means: Array, error: Array, shape: tuple[int, ...]
-) -> Moments:
+) -> LayerMoments:
     """Moments from rows of posterior means (k, n): first of ``dz`` layer by layer, then the second moment.
 
     ``log Z_out = log(mass) + level - constant``; ``mass`` and ``level`` (n,), 0 mass where nothing was found; ``shape`` is
@@ -54,8 +54,8 @@ def moments_of_means(
     """
     xp = namespace(mass)
     _, layers, tokens = shape
-    found = mass > 0.0
-    log_partition = xp.where(found, xp.log(xp.where(found, mass, 1.0)) + level - constant, -math.inf)
+    positive = mass > 0.0
+    log_partition = xp.where(positive, xp.log(xp.where(positive, mass, 1.0)) + level - constant, -math.inf)
     rows = xp.permute_dims(means, (1, 0))
     size = layers * tokens
     rank = math.isqrt(rows.shape[1] - size)
@@ -63,4 +63,4 @@ def moments_of_means(
         xp.reshape(rows[:, :size], (-1, layers, tokens)),
         xp.reshape(rows[:, size:], (rows.shape[0], rank, rank)),
     )
-    return Moments(log_partition, shift, second, xp.where(found, error, math.inf))
+    return LayerMoments(log_partition, shift, second, xp.where(positive, error, math.inf))

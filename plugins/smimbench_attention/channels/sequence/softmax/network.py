@@ -59,8 +59,8 @@ def attention_product(w: Array, skip: float) -> Array:
 
 def output(z: Array, skip: float) -> Array:
     """Last hidden vector ``u`` (..., M) of the latents ``z`` (..., L, M)."""
-    last = z[..., -1, :]
-    return last if z.shape[-2] == 1 else _apply(attention_product(z[..., :-1, :], skip), last)
+    z_last = z[..., -1, :]
+    return z_last if z.shape[-2] == 1 else _apply(attention_product(z[..., :-1, :], skip), z_last)
 
 
 def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
@@ -123,8 +123,8 @@ def output_of_label(y: Array) -> Array:
         upper = xp.triu(contrast + xp.matrix_transpose(contrast))
         flat = xp.argmax(xp.reshape(upper, (*lead, tokens * tokens)), axis=-1)
         ends = (xp.broadcast_to(k[..., None, None], (*lead, tokens, 1)) for k in (flat // tokens, flat % tokens))
-        one, other = (xp.take_along_axis(y, k, axis=-1)[..., 0] for k in ends)
-        scaled = one - other
+        row_1, row_2 = (xp.take_along_axis(y, k, axis=-1)[..., 0] for k in ends)
+        scaled = row_1 - row_2
         gap = xp.max(xp.max(upper, axis=-1), axis=-1)
     some = gap > 0.0
     return scaled * xp.where(some, 1.0 / xp.sqrt(xp.where(some, gap, 1.0)), 0.0)[..., None]

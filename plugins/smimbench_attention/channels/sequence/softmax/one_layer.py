@@ -86,9 +86,9 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
         y = np.sqrt(k[block])[:, None, None] * rho[:, None]
         t = y * (y + x)
         small = k[block] <= 1.0
-        kept = np.where(small[:, None, None], np.tanh(t) ** 2, _sech_squared(np, t))
+        response = np.where(small[:, None, None], np.tanh(t) ** 2, _sech_squared(np, t))
         for result, (weight_rho, weight_x) in zip(results, rules):
-            learned = tau[block] * np.sum(np.sum(kept * weight_x, axis=-1) * weight_rho, axis=-1)
+            learned = tau[block] * np.sum(np.sum(response * weight_x, axis=-1) * weight_rho, axis=-1)
             result[block] = np.where(small, learned - tokens * q[block], tokens * v[block] - learned) / v[block] ** 2
     value, half = (result.reshape(Q.shape) for result in results)
     return uncertain_like(Q, value, np.abs(value - half) + 1e-14 * np.abs(value), "quadrature")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smimbench.interfaces import Array, Host
 from smimbench_attention.channels.sequence.softmax import deep, two_layers
-from smimbench_attention.channels.sequence.softmax.moments import Moments
+from smimbench_attention.channels.sequence.softmax.moments import LayerMoments
 from smimbench_attention.channels.sequence.softmax.network import Network
 
 
@@ -28,7 +28,7 @@ def integrate(
     points: int,
     full: bool = False,
     seed: int = 0,
-) -> Moments:
+) -> LayerMoments:
     """Posterior moments given outputs ``u``, by quadrature where it is exact, else by importance sampling.
 
     ``network`` has at least two layers, at most ``most_layers``. ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means,

@@ -26,7 +26,7 @@ from smimbench.backend import to_host
 from smimbench.interfaces import Array, Host
 from smimbench.numerics import is_diagonal, normal_scrambles
 from smimbench_attention.channels.batches import array_like
-from smimbench_attention.channels.sequence.softmax.moments import Moments, moments_of_means
+from smimbench_attention.channels.sequence.softmax.moments import LayerMoments, moments_of_means
 
 PILOT = 128
 """Points of the first look, from each kind of prior. Doubled: a fifth more time, the same error."""
@@ -43,7 +43,7 @@ def integrate(
     seed: int = 0,
     gap: Array | None = None,
     runs: int = 1,
-) -> list[Moments]:
+) -> list[LayerMoments]:
     """Posterior moments and partition function for any number of layers, and two or three tokens, from independent ``runs``.
 
     The parameters are those of ``softmax.posterior.integrate``, for two or three tokens and ``V`` with L >= 2. Samples whose
@@ -56,46 +56,46 @@ def integrate(
     out second moments.
     """
     from smimbench_attention.channels.sequence.softmax.deep.kernel import SCRAMBLES, integrate_samples
-    from smimbench_attention.channels.sequence.softmax.deep.points import Law
+    from smimbench_attention.channels.sequence.softmax.deep.points import LatentLaw
 
     n, layers, tokens = omega.shape
     outputs = to_host(u)
     if tokens == 2:
-        last = outputs[:, 0] - outputs[:, 1] if gap is None else to_host(gap)
-        outputs = np.concatenate([outputs, last[:, None]], axis=1)
-    each = max(32, 1 << ((points // SCRAMBLES).bit_length() - 1))
+        difference = outputs[:, 0] - outputs[:, 1] if gap is None else to_host(gap)
+        outputs = np.concatenate([outputs, difference[:, None]], axis=1)
+    all_points = max(32, 1 << ((points // SCRAMBLES).bit_length() - 1))
     # from this target on, an eighth of the points is tried first
-    first = max(32, each // 8) if accuracy >= 1e-3 else each
+    trial_points = max(32, all_points // 8) if accuracy >= 1e-3 else all_points
     mixed = V[:-1, -1]
     slopes = np.linalg.solve(V[:-1, :-1], mixed)
     noise = float(V[-1, -1] - slopes @ mixed)
     diagonal = is_diagonal(V)
     precision = np.diag(1.0 / np.diagonal(V)) if diagonal else np.linalg.inv(V)
-    law = Law(
+    law = LatentLaw(
         tokens, float(skip), np.linalg.cholesky(V[:-1, :-1]), slopes, noise, precision, diagonal, np.diagonal(V).copy()
     )
     rank = 0 if full is None else layers * tokens if full else layers
-    found = np.empty((n, runs, 3 + layers * tokens + rank**2))
+    sums = np.empty((n, runs, 3 + layers * tokens + rank**2))
     # One layout only: each further one would be compiled again.
     arrays = [np.require(array, np.float64, ["C", "W"]) for array in (outputs, to_host(omega))]
-    sets = _sets(layers, tokens, first, each, SCRAMBLES, seed, runs)
-    integrate_samples(*arrays, law, float(accuracy), sets, bool(full), found)
+    sets = _sets(layers, tokens, trial_points, all_points, SCRAMBLES, seed, runs)
+    integrate_samples(*arrays, law, float(accuracy), sets, bool(full), sums)
     constant = 0.5 * tokens * math.log(2.0 * math.pi * noise)
     if tokens == 2:  # the kernel divides B by (1 + c)^(L - 1)
         constant += 2.0 * (layers - 1) * math.log1p(skip)
     every = []
-    for level, mass, error, *means in found.transpose(1, 2, 0):
+    for level, mass, error, *means in sums.transpose(1, 2, 0):
         moments = moments_of_means(mass, level, constant, np.stack(means), error, omega.shape)
-        every.append(Moments(*(array_like(values, u) for values in moments)))
+        every.append(LayerMoments(*(array_like(values, u) for values in moments)))
     return every
 
 
 @lru_cache(maxsize=64)
-def _sets(layers: int, tokens: int, first: int, last: int, scrambles: int, seed: int, runs: int) -> Any:
-    """Points and their numbers for ``kernel.integrate_samples``, ``first`` and ``last`` of a scramble in its two estimates.
+def _sets(layers: int, tokens: int, trial_points: int, all_points: int, scrambles: int, seed: int, runs: int) -> Any:
+    """Points and their numbers for ``kernel.integrate_samples``.
 
-    The first axis counts ``runs``. Rows are normal numbers for all coordinates and residuals, uniform ones for all layers but the
-    last, and Gumbel's noise.
+    Its two estimates use ``trial_points`` and ``all_points`` of a scramble. The first axis counts ``runs``. Rows are normal
+    numbers for all coordinates and residuals, uniform ones for all layers but the last, and Gumbel's noise.
     """
     size = (layers - 1) * tokens
 
@@ -109,19 +109,19 @@ def _sets(layers: int, tokens: int, first: int, last: int, scrambles: int, seed:
         numbers[..., size + tokens :] = np.clip(ndtr(numbers[..., size + tokens :]), 1e-16, 1.0 - 1e-16)
         numbers[..., -1] = -np.log(-np.log(numbers[..., -1]))
         sizes = tuple(share * count // 8 for share in shares)
-        parts = (
-            part.reshape(runs, -1, shape[0]).transpose(0, 2, 1)
-            for part in np.split(numbers, np.cumsum(sizes), axis=2)[:3]
+        portions = (
+            portion.reshape(runs, -1, shape[0]).transpose(0, 2, 1)
+            for portion in np.split(numbers, np.cumsum(sizes), axis=2)[:3]
         )
-        return tuple(map(np.ascontiguousarray, parts)), sizes
+        return tuple(map(np.ascontiguousarray, portions)), sizes
 
     # of the prior, the Gaussians and the gaps
     shares, pilot = ((2, 4, 2), (4, 0, 4)) if tokens == 2 else ((4, 4, 0), (8, 0, 0))
     return (
         drawn(0, 2 * PILOT, pilot, 1, 1),
-        drawn(1, last, shares, 1, 1),
-        drawn(2, first, shares, scrambles, runs),
-        drawn(3, last, shares, scrambles, runs),
+        drawn(1, all_points, shares, 1, 1),
+        drawn(2, trial_points, shares, scrambles, runs),
+        drawn(3, all_points, shares, scrambles, runs),
     )
 
 
@@ -129,13 +129,13 @@ def mixing(z: Host, skip: float) -> Host:
     """Off-diagonal entries and determinant (3, n), with all digits, of ``B / (1 + c)^K`` for K layers ``z`` (n, K, 2)."""
     from smimbench_attention.channels.sequence.softmax.deep.kernel import mixing_of_samples
 
-    found = np.empty((3, len(z)))
-    mixing_of_samples(np.require(z, np.float64, ["C", "W"]), float(skip), found)
-    return found
+    matrix_entries = np.empty((3, len(z)))
+    mixing_of_samples(np.require(z, np.float64, ["C", "W"]), float(skip), matrix_entries)
+    return matrix_entries
 
 
 def output_gap(z: Host, skip: float) -> Host:
     """Difference ``u_1 - u_2`` (n,) of two tokens without loss of digits, however similar they are; z (n, L, 2)."""
-    before = z.shape[1] - 1
-    last = z[:, before, 0] - z[:, before, 1]
-    return np.asarray((1.0 + skip) ** before * mixing(z[:, :before], skip)[2] * last)
+    hidden = z.shape[1] - 1
+    difference = z[:, hidden, 0] - z[:, hidden, 1]
+    return np.asarray((1.0 + skip) ** hidden * mixing(z[:, :hidden], skip)[2] * difference)

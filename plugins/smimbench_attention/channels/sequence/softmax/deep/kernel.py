@@ -18,16 +18,16 @@ from smimbench_attention.channels.sequence.softmax.deep.points import (
     ENERGY,
     FLIPPED,
     GAINS,
-    LAST,
     MINUS,
-    ONE,
+    OFF_1,
+    OFF_2,
     PAIRS,
     PLUS,
     ROWS,
     SHIFT,
+    SOLVED,
     STRIDE,
     TOP,
-    TWO,
     WEIGHT,
     WEIGHTED,
     WIDTH,
@@ -54,7 +54,7 @@ def _explore(t, sample, law, gaussians, points, sizes, seeds):
     # Gaussians around points that do well, moved towards the maximum. Centers are drawn without replacement, with the square
     # roots of the weights as odds: bold, but not blind to small modes.
     size = law.root.shape[0] * law.tokens
-    least, lowest = 0, -math.inf
+    weakest, lowest = 0, -math.inf
     for k in range(CENTERS):
         seeds[k, 0] = lowest
     for component in range(3):
@@ -66,12 +66,12 @@ def _explore(t, sample, law, gaussians, points, sizes, seeds):
                 # where every weight is zero any center is as good as another
                 height = 0.5 * max(t[WEIGHT, j], -1e300) + noise[begin + j]
                 if height > lowest:
-                    seeds[least, 0], seeds[least, 1] = height, 1.0 if t[PLUS, j] >= t[MINUS, j] else -1.0
+                    seeds[weakest, 0], seeds[weakest, 1] = height, 1.0 if t[PLUS, j] >= t[MINUS, j] else -1.0
                     for k in range(size):
-                        seeds[least, 2 + k] = t[XI + k, j]
+                        seeds[weakest, 2 + k] = t[XI + k, j]
                     lowest = math.inf
                     for k in range(CENTERS):
-                        least, lowest = (k, seeds[k, 0]) if seeds[k, 0] < lowest else (least, lowest)
+                        weakest, lowest = (k, seeds[k, 0]) if seeds[k, 0] < lowest else (weakest, lowest)
     _fit(t, sample, law, gaussians, seeds)
 
 
@@ -80,24 +80,24 @@ def _fit(t, sample, law, gaussians, seeds):
     # Damped Gauss-Newton steps for all centers at once. With the residual r of z_L and its derivative J the posterior is nearly
     # exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of a normal vector of which M combinations are known: the rows of (J, I).
     tokens, size = law.tokens, law.root.shape[0] * law.tokens
-    small, unit, each = 1e-5, 1.0 / math.sqrt(law.noise), size + 1
+    small, unit, probes = 1e-5, 1.0 / math.sqrt(law.noise), size + 1
     rows, residual = np.zeros((3, 6)), np.zeros(3)
     for trial in range(5):
         for k in range(CENTERS):
-            for column in range(each):
+            for column in range(probes):
                 for i in range(size):
-                    t[XI + i, k * each + column] = seeds[k, 2 + i] + (small if column == i + 1 else 0.0)
-        integrand(t, CENTERS * each, sample, law)
+                    t[XI + i, k * probes + column] = seeds[k, 2 + i] + (small if column == i + 1 else 0.0)
+        integrand(t, CENTERS * probes, sample, law)
         for k in range(CENTERS):
-            seed, gaussian, place = seeds[k], gaussians[k], k * each
+            seed, gaussian, place = seeds[k], gaussians[k], k * probes
             value = t[ENERGY, place]
             for m in range(tokens):
-                last, center = t[LAST + m], t[CENTER + m]
-                residual[m] = (seed[1] * last[place] - center[place]) * unit
+                solved, center = t[SOLVED + m], t[CENTER + m]
+                residual[m] = (seed[1] * solved[place] - center[place]) * unit
                 value += 0.5 * residual[m] ** 2
                 for i in range(size):
                     at = place + i + 1
-                    slope = ((seed[1] * last[at] - center[at]) * unit - residual[m]) / small
+                    slope = ((seed[1] * solved[at] - center[at]) * unit - residual[m]) / small
                     rows[m, i] = slope if abs(slope) < 1e100 else 0.0
             better = trial == 0 or value < gaussian[0, size + 1]
             if better:
@@ -127,24 +127,24 @@ def _describe(gaussian, rows, residual, size, tokens):
     step = gaussian[7]
     gaussian[0, size] = 0.0
     for m in range(tokens):
-        own = gaussian[4 + m]
+        row = gaussian[4 + m]
         for i in range(size):
-            gaussian[1 + m, i] = own[i] = rows[m, i]
+            gaussian[1 + m, i] = row[i] = rows[m, i]
         for i in range(tokens):
-            own[size + i] = 1.0 if i == m else 0.0
+            row[size + i] = 1.0 if i == m else 0.0
         target = _dot(rows[m], gaussian[0], size) - residual[m]
         for k in range(m):
-            other = gaussian[4 + k]
-            product = _dot(own, other, size + tokens)
-            target -= product * other[8]
+            previous = gaussian[4 + k]
+            product = _dot(row, previous, size + tokens)
+            target -= product * previous[8]
             for i in range(size + tokens):
-                own[i] -= product * other[i]
-        norm = math.sqrt(_dot(own, own, size + tokens))
-        own[8] = target / norm
+                row[i] -= product * previous[i]
+        norm = math.sqrt(_dot(row, row, size + tokens))
+        row[8] = target / norm
         gaussian[0, size] += math.log(norm)
         for i in range(size + tokens):
-            own[i] /= norm
-            step[i] = own[8] * own[i] + (step[i] if m else -gaussian[0, i] if i < size else 0.0)
+            row[i] /= norm
+            step[i] = row[8] * row[i] + (step[i] if m else -gaussian[0, i] if i < size else 0.0)
 
 
 @jit
@@ -152,17 +152,17 @@ def _flip(t, n, omega, law):
     # Chances FLIPPED of the other sign of each layer, and covariances PAIRS of two flips. A label does not change with these
     # signs, so only the Gaussian law tells them apart, and they are summed out exactly.
     layers, tokens = omega.shape
-    top, total, codes = t[TOP], t[ONE], 1 << layers
+    top, total, codes = t[TOP], t[OFF_1], 1 << layers
     if law.diagonal:  # each layer's sign by itself
         for a in range(layers):
-            own, pair = t[FLIPPED + a], t[PAIRS + a * layers + a]
+            flipped, pair = t[FLIPPED + a], t[PAIRS + a * layers + a]
             fill(top, n, 0.0)
             for m in range(tokens):
                 add(top, t[Z + a * tokens + m], n, 2.0 * law.precision[a, a] * omega[a, m])
             for j in range(n):
-                other = bounded_exp(top[j])
-                own[j] = 1.0 / (1.0 + other)
-                pair[j] = other * own[j] * own[j]
+                odds = bounded_exp(top[j])
+                flipped[j] = 1.0 / (1.0 + odds)
+                pair[j] = odds * flipped[j] * flipped[j]
         return
     fill(top, n, 0.0)
     fill(total, n, 0.0)
@@ -172,11 +172,11 @@ def _flip(t, n, omega, law):
         for a in range(layers):
             for b in range(layers):
                 for m in range(tokens if law.precision[a, b] != 0.0 else 0):
-                    one, two = t[Z + a * tokens + m], t[Z + b * tokens + m]
+                    z_a, z_b = t[Z + a * tokens + m], t[Z + b * tokens + m]
                     if code >> a & 1:
-                        add(gain, one, n, -2.0 * law.precision[a, b] * omega[b, m])
+                        add(gain, z_a, n, -2.0 * law.precision[a, b] * omega[b, m])
                     if a > b and (code >> a ^ code >> b) & 1:
-                        add_product(gain, one, two, n, 2.0 * law.precision[a, b])
+                        add_product(gain, z_a, z_b, n, 2.0 * law.precision[a, b])
         for j in range(n):
             top[j] = max(top[j], gain[j])
     for code in range(codes):
@@ -185,7 +185,7 @@ def _flip(t, n, omega, law):
             gain[j] = bounded_exp(gain[j] - top[j])
             total[j] += gain[j]
     for a in range(layers):
-        own = t[FLIPPED + a]
+        flipped = t[FLIPPED + a]
         for b in range(a, -1, -1):
             pair = t[PAIRS + a * layers + b]
             fill(pair, n, 0.0)
@@ -194,29 +194,29 @@ def _flip(t, n, omega, law):
                     add(pair, t[GAINS + code], n, 1.0)
             for j in range(n):
                 pair[j] /= total[j]
-                own[j] = pair[j] if a == b else own[j]
-                pair[j] -= own[j] * t[FLIPPED + b, j]
+                flipped[j] = pair[j] if a == b else flipped[j]
+                pair[j] -= flipped[j] * t[FLIPPED + b, j]
 
 
 @njit(fastmath={"contract", "reassoc"}, error_model="numpy")
-def _add_sums(one, two, begin, n, each, sums):
+def _add_sums(row, factor_row, begin, n, per_scramble, sums):
     # sums of products by scramble
-    for scramble in range(begin // each, (begin + n - 1) // each + 1):
+    for scramble in range(begin // per_scramble, (begin + n - 1) // per_scramble + 1):
         total = 0.0
-        for j in range(max(0, scramble * each - begin), min(n, (scramble + 1) * each - begin)):
-            total += one[j] * two[j]
+        for j in range(max(0, scramble * per_scramble - begin), min(n, (scramble + 1) * per_scramble - begin)):
+            total += row[j] * factor_row[j]
         sums[scramble] += total
 
 
 @jit
-def _accumulate(t, begin, n, each, omega, law, full, sums):
+def _accumulate(t, begin, n, per_scramble, omega, law, full, sums):
     # sums (K, scrambles) of the weight, its square, the shift and, if wanted, the second moment or its traces over tokens
     layers, tokens = omega.shape
-    size, weight, spare, ones = layers * tokens, t[WEIGHT], t[TWO], t[ONE]
+    size, weight, spare, unit_row = layers * tokens, t[WEIGHT], t[OFF_2], t[OFF_1]
     _flip(t, n, omega, law)
-    fill(ones, n, 1.0)
-    _add_sums(weight, ones, begin, n, each, sums[0])
-    _add_sums(weight, weight, begin, n, each, sums[1])
+    fill(unit_row, n, 1.0)
+    _add_sums(weight, unit_row, begin, n, per_scramble, sums[0])
+    _add_sums(weight, weight, begin, n, per_scramble, sums[1])
     rank = size if full else layers
     for k in range(size):
         a, z, dz, flipped, shift, weighted = (
@@ -231,22 +231,22 @@ def _accumulate(t, begin, n, each, omega, law, full, sums):
             # s z - omega = dz - (1 - s) z keeps its digits where s is almost surely 1
             shift[j] = dz[j] - 2.0 * flipped[j] * z[j]
             weighted[j] = shift[j] * weight[j]
-        _add_sums(weighted, ones, begin, n, each, sums[2 + k])
+        _add_sums(weighted, unit_row, begin, n, per_scramble, sums[2 + k])
         for i in range(k + 1 if len(sums) > 2 + size else 0):
             b = i // tokens
             if full or k % tokens == i % tokens:
                 column = sums[2 + size + (k * rank + i if full else a * rank + b)]
-                _add_sums(weighted, t[SHIFT + i], begin, n, each, column)
+                _add_sums(weighted, t[SHIFT + i], begin, n, per_scramble, column)
                 if a == b or not law.diagonal:  # what the signs' own scatter adds
                     pair = t[PAIRS + a * layers + b]
                     for j in range(n):
                         spare[j] = 4.0 * weight[j] * pair[j] * z[j]
-                    _add_sums(spare, t[Z + i], begin, n, each, column)
+                    _add_sums(spare, t[Z + i], begin, n, per_scramble, column)
 
 
 @jit
-def _estimate(t, sample, law, gaussians, points, sizes, full, sums, found):
-    # Level, mass, error and means from all scrambles into ``found``. Returns the effective number of points.
+def _estimate(t, sample, law, gaussians, points, sizes, full, sums, estimates):
+    # Level, mass, error and means from all scrambles into ``estimates``. Returns the effective number of points.
     omega, level, weight = sample[1], -1e300, t[WEIGHT]
     layers, tokens = omega.shape
     size, columns = layers * tokens, len(sums)
@@ -278,73 +278,73 @@ def _estimate(t, sample, law, gaussians, points, sizes, full, sums, found):
     # Ratios of the scrambles' sums and their variance, less their bias where many points count.
     scale = 1.0 / (SCRAMBLES * (SCRAMBLES - 1.0))
     for k in range(2, columns):
-        ratio = bias = spread = 0.0
+        ratio = bias = variance = 0.0
         for scramble in range(SCRAMBLES):
             ratio += sums[k, scramble] / (SCRAMBLES * safe)
         for scramble in range(SCRAMBLES):
             share = sums[0, scramble] / safe
             deviation = sums[k, scramble] / safe - ratio * share
             bias += scale * deviation * (share - 1.0)
-            spread += scale * deviation * deviation
-        found[1 + k] = ratio + (bias if effective > FEW else 0.0)
+            variance += scale * deviation * deviation
+        estimates[1 + k] = ratio + (bias if effective > FEW else 0.0)
         if k < 2 + size:
-            error += spread / law.variances[(k - 2) // tokens] / size
+            error += variance / law.variances[(k - 2) // tokens] / size
     for k in range(rank):
         for i in range(k):
-            found[3 + size + i * rank + k] = found[3 + size + k * rank + i]
+            estimates[3 + size + i * rank + k] = estimates[3 + size + k * rank + i]
     # What no point has met is about as much as the heaviest point stands for; the bias of a ratio of means is less. 1.5 is for
     # eight scrambles and weights with heavy tails (checked against tables).
-    found[0], found[1] = level, mass / (sizes[0] + sizes[1] + sizes[2])
-    found[2] = 1.5 * math.sqrt(error + 1.0 / (SCRAMBLES * safe) ** 2) if mass > 0.0 else math.inf
+    estimates[0], estimates[1] = level, mass / (sizes[0] + sizes[1] + sizes[2])
+    estimates[2] = 1.5 * math.sqrt(error + 1.0 / (SCRAMBLES * safe) ** 2) if mass > 0.0 else math.inf
     return effective
 
 
 @jit
-def _runs(t, sample, law, gaussians, points, full, sums, found):
-    # Independent estimates into the rows of ``found``; the least of their effective numbers of points.
-    least = math.inf
-    for run in range(len(found)):
-        own = points[0][0][run], points[0][1][run], points[0][2][run]
-        least = min(least, _estimate(t, sample, law, gaussians, own, points[1], full, sums, found[run]))
-    return least
+def _runs(t, sample, law, gaussians, points, full, sums, estimates):
+    # Independent estimates into the rows of ``estimates``; the least of their effective numbers of points.
+    fewest = math.inf
+    for run in range(len(estimates)):
+        run_points = points[0][0][run], points[0][1][run], points[0][2][run]
+        fewest = min(fewest, _estimate(t, sample, law, gaussians, run_points, points[1], full, sums, estimates[run]))
+    return fewest
 
 
 @compiled
-def integrate_samples(u, omega, law, accuracy, sets, full, found):
+def integrate_samples(u, omega, law, accuracy, sets, full, estimates):
     """Posterior moments of samples, one by one.
 
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``sets`` are four pairs,
-    of points for each component and their number in a scramble: pilot, improvement, first and last estimate; ``found``
+    of points for each component and their number in a scramble: pilot, improvement, first and last estimate; ``estimates``
     (n, R, 3 + K) gets level, mass, error and K means from R runs of estimates, each with its own points and the same Gaussians.
     The means are first moments, alone or followed by second ones, ``full`` or traces.
     """
-    pilot, improvement, first, last = sets
+    pilot, improvement, trial, complete = sets
     t, gaussians, seeds = np.zeros((ROWS, STRIDE)), np.zeros((CENTERS, 8, 9)), np.zeros((CENTERS, 8))
-    sums, other = np.zeros((found.shape[2] - 1, SCRAMBLES)), np.zeros(found.shape[1:])
+    sums, retry = np.zeros((estimates.shape[2] - 1, SCRAMBLES)), np.zeros(estimates.shape[1:])
     for row in range(len(u)):
         sample = u[row], omega[row]
         _explore(t, sample, law, gaussians, pilot[0], pilot[1], seeds)
-        effective = _runs(t, sample, law, gaussians, first, full, sums, found[row])
+        effective = _runs(t, sample, law, gaussians, trial, full, sums, estimates[row])
         # Then with all points where accuracy asks for it, and twice again from what the mixture found where few points count.
         for stage in range(3):
             worst = 0.0
-            for run in range(len(other)):
-                worst = max(worst, found[row, run, 2])
-            if effective >= FEW if stage else first[1] == last[1] or worst <= accuracy:
+            for run in range(len(retry)):
+                worst = max(worst, estimates[row, run, 2])
+            if effective >= FEW if stage else trial[1] == complete[1] or worst <= accuracy:
                 continue
             if stage:
                 _explore(t, sample, law, gaussians, improvement[0], improvement[1], seeds)
-            again = _runs(t, sample, law, gaussians, last, full, sums, other)
+            again = _runs(t, sample, law, gaussians, complete, full, sums, retry)
             if again > effective:
                 effective = again
-                for run in range(len(other)):
-                    for k in range(other.shape[1]):
-                        found[row, run, k] = other[run, k]
+                for run in range(len(retry)):
+                    for k in range(retry.shape[1]):
+                        estimates[row, run, k] = retry[run, k]
 
 
 @compiled
-def mixing_of_samples(z, skip, found):
-    """Off-diagonal entries and determinant ``found`` (3, n) of ``B / (1 + c)^K`` for the K layers ``z`` (n, K, 2)."""
+def mixing_of_samples(z, skip, matrix_entries):
+    """Off-diagonal entries and determinant ``matrix_entries`` (3, n) of ``B / (1 + c)^K`` for the K layers ``z`` (n, K, 2)."""
     t = np.zeros((ROWS, STRIDE))
     for begin in range(0, len(z), WIDTH):
         n = min(WIDTH, len(z) - begin)
@@ -354,4 +354,4 @@ def mixing_of_samples(z, skip, found):
         mix(t, n, z.shape[1], 0, skip)
         for k in range(3):
             for j in range(n):
-                found[k, begin + j] = t[ONE + k, j]
+                matrix_entries[k, begin + j] = t[OFF_1 + k, j]

@@ -32,11 +32,11 @@ from smimbench.interfaces import Host
 from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points
 from smimbench_attention.channels.batches import blocks, joined
 from smimbench_attention.channels.sequence.softmax.deep import mixing
-from smimbench_attention.channels.sequence.softmax.last_layer.posterior import Moments, posterior_moments
+from smimbench_attention.channels.sequence.softmax.last_layer.posterior import LastLayerMoments, posterior_moments
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
     MOST_NODES,
-    Accuracy,
+    TableAccuracy,
     Tables,
     farthest_node,
     make_tables,
@@ -55,12 +55,14 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
     if len(Q) < 2 or not is_diagonal(Q, V):
         return False
     q, v = np.diagonal(Q), np.diagonal(V)
-    known = np.flatnonzero(q[:-1])
-    step = wanted_step(bool(q[-1] == 0), len(known) > 0)
+    informed = np.flatnonzero(q[:-1])
+    step = wanted_step(bool(q[-1] == 0), len(informed) > 0)
     # nodes may stand twice as far apart as wanted
     if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY) > 2 * MOST_NODES:
         return False
-    return len(known) == 0 or bool(len(known) == 1 and len(q) > 2 and v[known[0]] >= 0.25 * (q + v)[known[0]])
+    return len(informed) == 0 or bool(
+        len(informed) == 1 and len(q) > 2 and v[informed[0]] >= 0.25 * (q + v)[informed[0]]
+    )
 
 
 class _Case(NamedTuple):
@@ -69,27 +71,27 @@ class _Case(NamedTuple):
     skip: float
     q: Host
     v: Host
-    known: list[int]  # the layer before the last with an overlap, if there is one
-    unknown: list[int]  # the others before the last
+    known_layers: list[int]  # the layer before the last with an overlap, if there is one
+    unknown_layers: list[int]  # the others before the last
     blind: bool  # whether the last layer has no overlap
     informed: list[int]  # layers with an overlap: their information is wanted
     pairs: list[tuple[int, int]]  # of layers without overlap: their susceptibility is wanted
     labels: int  # of a scramble
 
 
-def case_of(Q: Host, V: Host, skip: float, accuracy: Accuracy) -> _Case:
+def case_of(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
     """Case of one (Q, V), both (L, L) and diagonal."""
     q, v = np.diagonal(Q), np.diagonal(V)
-    informed, free = ([int(a) for a in np.flatnonzero(part)] for part in (q > 0, q == 0))
-    last = len(q) - 1
-    known, unknown = ([a for a in layers if a < last] for layers in (informed, free))
+    informed, free = ([int(a) for a in np.flatnonzero(mask)] for mask in (q > 0, q == 0))
+    output_layer = len(q) - 1
+    known_layers, unknown_layers = ([a for a in layers if a < output_layer] for layers in (informed, free))
     pairs = list(itertools.combinations_with_replacement(free, 2))
-    labels = accuracy.outer_labels if known else accuracy.labels
-    return _Case(skip, q, v, known, unknown, last in free, informed, pairs, labels)
+    labels = accuracy.outer_labels if known_layers else accuracy.labels
+    return _Case(skip, q, v, known_layers, unknown_layers, output_layer in free, informed, pairs, labels)
 
 
 @by_value(maxsize=512)
-def evaluate(Q: Host, V: Host, skip: float, accuracy: Accuracy = ACCURACY) -> Host:
+def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) -> Host:
     r"""Information and its error, susceptibility and its error (4, L, L), of one (Q, V) that ``supports`` accepts.
 
     .. math::
@@ -109,39 +111,39 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: Accuracy = ACCURACY) -> Ho
         The resolution of tables and the number of labels.
     """
     case = case_of(Q, V, skip, accuracy)
-    q, v, known, last = case.q, case.v, case.known, len(Q) - 1
-    scales = tuple(math.sqrt(q[a] + v[a]) for a in range(last))
+    q, v, known_layers, output_layer = case.q, case.v, case.known_layers, len(Q) - 1
+    scales = tuple(math.sqrt(q[a] + v[a]) for a in range(output_layer))
     # Rounded, so that the tables serve more than one overlap.
-    outer = (known[0], *accuracy.outer_grid(v[known[0]])) if known else None
-    step = wanted_step(case.blind, bool(known))
-    count = node_count(skip, len(Q), v[last] / (q[last] + v[last]), step, accuracy)
-    reach = farthest_node(skip, last, accuracy)
+    outer = (known_layers[0], *accuracy.outer_grid(v[known_layers[0]])) if known_layers else None
+    step = wanted_step(case.blind, bool(known_layers))
+    count = node_count(skip, len(Q), v[output_layer] / (q[output_layer] + v[output_layer]), step, accuracy)
+    reach = farthest_node(skip, output_layer, accuracy)
     samples, controls = [], []
     clipped = 0.0
     for scramble in range(accuracy.scrambles):
-        copy = scramble % (1 if len(case.unknown) == 1 else 2)
+        copy = scramble % (1 if len(case.unknown_layers) == 1 else 2)
         tables = make_tables(skip, scales, outer, count, copy, reach, accuracy.table_points)
         clipped = max(clipped, tables.clipped)
         labels = draw_labels(case, scramble)
-        found = posterior_of_labels(case, tables, labels)
-        wanted, zeros = _averaged_columns(case, labels, found)
-        samples.append(wanted)
+        moments = posterior_of_labels(case, tables, labels)
+        columns, zeros = _averaged_columns(case, labels, moments)
+        samples.append(columns)
         controls.append(zeros)
-    result = np.zeros((4, last + 1, last + 1))
+    means = np.zeros((4, output_layer + 1, output_layer + 1))
     if np.isfinite(samples).all() and np.isfinite(controls).all():
         places = [(0, a, a) for a in case.informed] + [(2, a, b) for a, b in case.pairs]
-        for (kind, a, b), *both in zip(places, *controlled_mean(samples, controls)):
-            result[kind : kind + 2, a, b] = result[kind : kind + 2, b, a] = both
+        for (kind, a, b), *estimate in zip(places, *controlled_mean(samples, controls)):
+            means[kind : kind + 2, a, b] = means[kind : kind + 2, b, a] = estimate
         # nodes, grids and tables: finer ones were seen to change as much as that
         doubt = clipped + 3e-4
-        result[1::2] = np.hypot(result[1::2], doubt * np.abs(result[::2]))
+        means[1::2] = np.hypot(means[1::2], doubt * np.abs(means[::2]))
     else:  # a label beyond the last node that fits none of them: its posterior is 0 / 0
-        result[:] = np.nan
-    result.flags.writeable = False
-    return result
+        means[:] = np.nan
+    means.flags.writeable = False
+    return means
 
 
-class Labels(NamedTuple):
+class LayerLabels(NamedTuple):
     """Labels of one scramble: outputs ``ut`` (n, 2), ``gap = ut_1 - ut_2``, and means of the layers (n, L, 2)."""
 
     ut: Host
@@ -149,52 +151,54 @@ class Labels(NamedTuple):
     omega: Host
 
 
-def draw_labels(case: _Case, scramble: int) -> Labels:
+def draw_labels(case: _Case, scramble: int) -> LayerLabels:
     """Draw the labels of one scramble."""
     layers = len(case.q)
     normal = normal_points(2 * (layers + 2), case.labels, "last layer: labels", scramble).reshape(-1, layers + 2, 2)
     omega, z = (np.sqrt(scale)[:, None] * normal[:, :layers] for scale in (case.q, case.q + case.v))
-    for spare, a in enumerate([layers - 1, *case.known], layers):
+    for spare, a in enumerate([layers - 1, *case.known_layers], layers):
         z[:, a] = omega[:, a] + math.sqrt(case.v[a]) * normal[:, spare]
-    one, two, determinant = mixing(z[:, :-1], case.skip)
-    first, second = z[:, -1, 0], z[:, -1, 1]
-    difference = first - second
-    return Labels(
-        np.stack([first - one * difference, second + two * difference], axis=-1), determinant * difference, omega
+    off_1, off_2, determinant = mixing(z[:, :-1], case.skip)
+    z_1, z_2 = z[:, -1, 0], z[:, -1, 1]
+    difference = z_1 - z_2
+    return LayerLabels(
+        np.stack([z_1 - off_1 * difference, z_2 + off_2 * difference], axis=-1), determinant * difference, omega
     )
 
 
-def posterior_of_labels(case: _Case, tables: Tables, labels: Labels) -> Moments:
+def posterior_of_labels(case: _Case, tables: Tables, labels: LayerLabels) -> LastLayerMoments:
     """Posterior moments of the labels, in blocks that fit the cache."""
-    parts = []
+    batches = []
     for rows in blocks(len(labels.ut), 512):
         ut, gap, omega = (array[rows] for array in labels)
-        known = (omega[:, case.known[0]], float(case.v[case.known[0]])) if case.known else None
-        parts.append(posterior_moments(tables, ut, gap, omega[:, -1], float(case.v[-1]), known, case.blind))
-    return joined(parts)
+        known_layer = (
+            (omega[:, case.known_layers[0]], float(case.v[case.known_layers[0]])) if case.known_layers else None
+        )
+        batches.append(posterior_moments(tables, ut, gap, omega[:, -1], float(case.v[-1]), known_layer, case.blind))
+    return joined(batches)
 
 
-def _averaged_columns(case: _Case, labels: Labels, found: Moments) -> tuple[Host, Host]:
+def _averaged_columns(case: _Case, labels: LayerLabels, moments: LastLayerMoments) -> tuple[Host, Host]:
     """Columns to be averaged (n, J), for ``informed`` and ``pairs``, and control variates of mean zero (n, K)."""
-    q, v, last = case.q, case.v, len(case.q) - 1
-    square = found.square / v[last]
-    G = {a: found.unknown[:, k, :3] for k, a in enumerate(case.unknown)}
+    q, v, output_layer = case.q, case.v, len(case.q) - 1
+    square = moments.square / v[output_layer]
+    G = {a: moments.table_moments[:, k, :3] for k, a in enumerate(case.unknown_layers)}
     zeros = []
-    for k, a in enumerate(case.unknown):
-        zeros += [G[a][:, 0] + G[a][:, 1], found.unknown[:, k, 3]]
+    for k, a in enumerate(case.unknown_layers):
+        zeros += [G[a][:, 0] + G[a][:, 1], moments.table_moments[:, k, 3]]
     zeros.append(square.sum(1) - 2)
-    shifts = {last: found.shift}
+    shifts = {output_layer: moments.shift}
     if case.blind:
-        G[last] = np.concatenate([square - 1, found.product[:, None] / v[last]], axis=1)
-        zeros.append(found.fourth / v[last] ** 2 - 2 * square.sum(1) - 4)
+        G[output_layer] = np.concatenate([square - 1, moments.product[:, None] / v[output_layer]], axis=1)
+        zeros.append(moments.fourth / v[output_layer] ** 2 - 2 * square.sum(1) - 4)
     for a in reversed(case.informed):
-        if a != last:
-            shifts[a] = found.known_shift
-            zeros.append(found.known_square / v[a] - 2)
+        if a != output_layer:
+            shifts[a] = moments.known_shift
+            zeros.append(moments.known_square / v[a] - 2)
         omega = labels.omega[:, a]
         zeros += [(omega * shifts[a]).sum(1), (omega**2).sum(1) - 2 * q[a]]
-    wanted = [(shifts[a] ** 2).sum(1) / v[a] ** 2 for a in case.informed]
+    columns = [(shifts[a] ** 2).sum(1) / v[a] ** 2 for a in case.informed]
     for a, b in case.pairs:
-        both = G[a] * G[b]
-        wanted.append((both[:, 0] + both[:, 1] + 2 * both[:, 2]) / ((q[a] + v[a]) * (q[b] + v[b])))
-    return np.stack(wanted, axis=-1), np.stack(zeros, axis=-1)
+        product = G[a] * G[b]
+        columns.append((product[:, 0] + product[:, 1] + 2 * product[:, 2]) / ((q[a] + v[a]) * (q[b] + v[b])))
+    return np.stack(columns, axis=-1), np.stack(zeros, axis=-1)

@@ -22,8 +22,8 @@ MOST_NODES = 600
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Resolution of tables and means; each number says what it does and what happens when it is doubled."""
+class TableAccuracy:
+    """Resolution of tables and means; each comment says what the number does and what doubling it changes."""
 
     # Least number of nodes along each axis. Doubled: changes of 3e-7.
     fewest_nodes: int = 48
@@ -43,28 +43,28 @@ class Accuracy:
     # Independent sets of labels. Doubled: twice the time, ``1 / sqrt(2)`` of the standard error, which is better known.
     scrambles: int = 16
 
-    def with_labels(self, labels: int) -> Accuracy:
+    def with_labels(self, labels: int) -> TableAccuracy:
         """Copy of these settings for another total number of labels; few labels get a coarser outer grid (error 1e-3)."""
-        each = max(16, labels // self.scrambles)
-        found = replace(self, labels=each, outer_labels=each)
-        return found if 4 * each > self.outer_labels else replace(found, outer_step=1.5 * self.outer_step)
+        per_scramble = max(16, labels // self.scrambles)
+        settings = replace(self, labels=per_scramble, outer_labels=per_scramble)
+        return settings if 4 * per_scramble > self.outer_labels else replace(settings, outer_step=1.5 * self.outer_step)
 
     def outer_grid(self, v: float) -> tuple[float, float]:
         """Spacing of the outer grid for a known layer of variance v, and the least variance for which it serves."""
-        least = 2 ** (math.floor(self.spread_steps * math.log2(v)) / self.spread_steps)
-        return self.outer_step * math.sqrt(least), least
+        least_variance = 2 ** (math.floor(self.spread_steps * math.log2(v)) / self.spread_steps)
+        return self.outer_step * math.sqrt(least_variance), least_variance
 
 
-ACCURACY = Accuracy()
+ACCURACY = TableAccuracy()
 
 
-def wanted_step(blind: bool, known: bool) -> float:
+def wanted_step(blind: bool, has_known_layer: bool) -> float:
     """Desired node spacing in log(1 + x) relative to the width of the Gaussian factors.
 
-    It is smaller where the last layer is unknown (``blind``), larger where another one is ``known``. Doubled: a quarter of the
+    It is smaller where the last layer is unknown (``blind``), larger where another one is known. Doubled: a quarter of the
     tables, errors of 5e-4.
     """
-    return 0.08 if blind else 0.25 if known else 0.15
+    return 0.08 if blind else 0.25 if has_known_layer else 0.15
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Tables:
 def make_tables(
     skip: float,
     scales: tuple[float, ...],
-    known: tuple[int, float, float] | None,
+    known_layer: tuple[int, float, float] | None,
     count: int,
     copy: int,
     reach: float,
@@ -99,51 +99,51 @@ def make_tables(
 ) -> Tables:
     """Make the tables for the layers before the last.
 
-    ``scales`` are their standard deviations, ``sqrt(Q + V)``; ``known`` is the layer that has an overlap, with the spacing of the
-    outer grid on which its values stand and its least variance V; ``count`` the number N of nodes of each axis up to ``reach``,
-    in ``log(1 + x)``; ``copy`` names a set of ``points`` for the prior integral over more than one unknown layer.
+    ``scales`` are their standard deviations, ``sqrt(Q + V)``; ``known_layer`` is the layer that has an overlap, with the spacing
+    of the outer grid on which its values stand and its least variance V; ``count`` the number N of nodes of each axis up to
+    ``reach``, in ``log(1 + x)``; ``copy`` names a set of ``points`` for the prior integral over more than one unknown layer.
     """
     step = reach / (count - 1)
-    layer = None if known is None else known[0]
-    unknown = [a for a in range(len(scales)) if a != layer]
+    layer = None if known_layer is None else known_layer[0]
+    unknown_layers = [a for a in range(len(scales)) if a != layer]
     # Points per unit of length of the prior integral over one layer. Doubled: four times the time for tables, changes of 1e-6.
-    fine = 25 if known is None else 8
+    fine = 25 if known_layer is None else 8
     # Radius of the outer grid: 5.2 standard deviations of the known layer. Larger: more tables, changes of 1e-5.
     nodes = np.expm1(step * np.arange(count))
 
     def table(k: int, value: Host | None) -> tuple[Host, float]:
-        """Table of one outer value, and what of it lies beyond the last node."""
-        if len(unknown) == 1:
+        """Table of one outer value, and its weight beyond the last node."""
+        if len(unknown_layers) == 1:
             normal, weight = _two_token_grid(skip, fine)
         else:
-            size = points if known is None else 2**13
-            normal = normal_points(2 * len(unknown), size, "last layer: table", copy, k % 8).reshape(size, -1, 2)
+            size = points if known_layer is None else 2**13
+            normal = normal_points(2 * len(unknown_layers), size, "last layer: table", copy, k % 8).reshape(size, -1, 2)
             weight = np.full(size, 1.0 / size)
         z = np.empty((len(normal), len(scales), 2))
-        z[:, unknown] = normal * np.array([scales[a] for a in unknown])[:, None]
+        z[:, unknown_layers] = normal * np.array([scales[a] for a in unknown_layers])[:, None]
         if layer is not None:
             z[:, layer] = value
         return _prior_sums(count, z, weight, normal, skip, step)
 
-    if known is None:
-        one, clipped = table(0, None)
-        sums = 0.5 * (one + _exchanged(one[None])[0])
+    if known_layer is None:
+        prior_sums, clipped = table(0, None)
+        sums = 0.5 * (prior_sums + _exchanged(prior_sums[None])[0])
         return Tables(nodes, np.zeros((1, 2)), np.ones(1), np.ones((1, 1)), sums[None], clipped)
-    layer, spacing, least = known
+    layer, spacing, least_variance = known_layer
     outer, share, mirrored = _half_plane(spacing, 5.2 * scales[layer])
-    modes = _modes(outer, share, scales[layer], least)
+    modes = _modes(outer, share, scales[layer], least_variance)
     # Exchanging the tokens of all layers exchanges x and y: one table for both.
     every = np.flatnonzero(mirrored >= np.arange(len(outer)))
-    size, clipped = (len(modes), count, (1 + 4 * len(unknown)) * count), 0.0
-    own, other = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    for part in np.array_split(every, math.ceil(len(every) / 8)):
-        tables, beyond = zip(*(table(int(k), outer[k]) for k in part))
-        whole, twin = np.stack(tables, dtype=np.float32, casting="same_kind"), mirrored[part]
-        apart = twin > part
-        own += np.tensordot(modes[:, part].astype(np.float32), whole, 1)
-        other += np.tensordot((apart * modes[:, twin]).astype(np.float32), whole, 1)
-        clipped += float(np.array(beyond) @ (share[part] + apart * share[twin]))
-    return Tables(nodes, outer, share, modes, own + _exchanged(other), clipped / share.sum())
+    size, clipped = (len(modes), count, (1 + 4 * len(unknown_layers)) * count), 0.0
+    direct, exchanged = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    for chunk in np.array_split(every, math.ceil(len(every) / 8)):
+        tables, beyond = zip(*(table(int(k), outer[k]) for k in chunk))
+        stacked, twin = np.stack(tables, dtype=np.float32, casting="same_kind"), mirrored[chunk]
+        apart = twin > chunk
+        direct += np.tensordot(modes[:, chunk].astype(np.float32), stacked, 1)
+        exchanged += np.tensordot((apart * modes[:, twin]).astype(np.float32), stacked, 1)
+        clipped += float(np.array(beyond) @ (share[chunk] + apart * share[twin]))
+    return Tables(nodes, outer, share, modes, direct + _exchanged(exchanged), clipped / share.sum())
 
 
 def outer_weights(outer: Host, share: Host, omega: Host, v: float) -> list[Host]:
@@ -153,19 +153,21 @@ def outer_weights(outer: Host, share: Host, omega: Host, v: float) -> list[Host]
     """
     # The values stand on a square grid: a Gaussian factor for each of their coordinates.
     places, index = np.unique(np.concatenate([outer, -outer]), return_inverse=True)
-    first, second = (np.exp(-0.5 / v * (places - omega[:, m : m + 1]) ** 2) for m in (0, 1))
-    plus, minus = (share * first[:, part[:, 0]] * second[:, part[:, 1]] for part in np.split(index.reshape(-1, 2), 2))
+    factor_1, factor_2 = (np.exp(-0.5 / v * (places - omega[:, m : m + 1]) ** 2) for m in (0, 1))
+    plus, minus = (
+        share * factor_1[:, pair[:, 0]] * factor_2[:, pair[:, 1]] for pair in np.split(index.reshape(-1, 2), 2)
+    )
     even, odd = plus + minus, plus - minus
     return [even, odd * outer[:, 0], odd * outer[:, 1], even * (outer * outer).sum(1)]
 
 
-def _modes(outer: Host, share: Host, scale: float, least: float) -> Host:
+def _modes(outer: Host, share: Host, scale: float, least_variance: float) -> Host:
     """Modes (J, K) of the weights of a known layer, without relative singular values below 2e-4.
 
-    Those of its ``least`` variance serve for any larger one: a wider Gaussian is a mixture of narrower ones.
+    Those of variance ``least_variance`` serve for any larger one: a wider Gaussian is a mixture of narrower ones.
     """
-    omega = math.sqrt(max(scale**2 - least, 0.0)) * normal_points(2, 512, "last layer: modes")
-    stack = np.concatenate(outer_weights(outer, share, omega, least))
+    omega = math.sqrt(max(scale**2 - least_variance, 0.0)) * normal_points(2, 512, "last layer: modes")
+    stack = np.concatenate(outer_weights(outer, share, omega, least_variance))
     square, modes = np.linalg.eigh(stack.T @ stack)
     return np.ascontiguousarray(modes[:, square > 2e-4**2 * square[-1]].T)
 
@@ -179,38 +181,38 @@ def _two_token_grid(skip: float, fine: int) -> tuple[Host, Host]:
     """
     low = -18.0 if skip < 1e-3 else -9.0
     log_gap = np.linspace(low, math.log(11.0), 1 + round((math.log(11.0) - low) * fine))
-    middle = np.linspace(-5.0, 5.0, 1 + 5 * fine)
-    m, gap = np.meshgrid(middle, np.exp(log_gap), indexing="ij")
+    means = np.linspace(-5.0, 5.0, 1 + 5 * fine)
+    m, gap = np.meshgrid(means, np.exp(log_gap), indexing="ij")
     weight = (np.exp(-m * m - gap * gap / 4) * gap).ravel()
     points = np.stack([m + gap / 2, m - gap / 2], axis=-1).reshape(-1, 1, 2)
     # both signs of the gap
     points, weight = np.concatenate([points, points[:, :, ::-1]]), np.concatenate([weight, weight])
-    kept = weight > 1e-9 * weight.max()
-    return points[kept], weight[kept] / weight[kept].sum()
+    heavy = weight > 1e-9 * weight.max()
+    return points[heavy], weight[heavy] / weight[heavy].sum()
 
 
-def _prior_sums(count: int, z: Host, weight: Host, unknown: Host, skip: float, step: float) -> tuple[Host, float]:
+def _prior_sums(count: int, z: Host, weight: Host, normal: Host, skip: float, step: float) -> tuple[Host, float]:
     """Table (N, m N) over which prior points are spread, and the weight lost beyond its last node."""
     # Imported here: Numba takes half a second.
     from smimbench_attention.channels.sequence.softmax.last_layer.spreading import spread as over_table
 
-    last, lost = step * (count - 1), 0.0
-    found = np.zeros((count, (1 + 4 * unknown.shape[1]) * count))
+    last_node, clipped = step * (count - 1), 0.0
+    sums = np.zeros((count, (1 + 4 * normal.shape[1]) * count))
     # A layer that the label hardly depends on must not seem to have moments because the points are few.
-    centers = [weight @ moment for moment in _moments(unknown)]
+    centers = [weight @ moment for moment in _moments(normal)]
     for rows in blocks(len(z), 2**14):
         *off_diagonal, determinant = mixing(z[rows], skip)
         x, y = (np.log1p(b / determinant) for b in off_diagonal)
-        lost += float(weight[rows][np.maximum(x, y) > last * (1 + 1e-9)].sum())
-        jacobian = weight[rows] / np.maximum(determinant, math.exp(-last))
-        moments = [jacobian, *(jacobian * (m - center) for m, center in zip(_moments(unknown[rows]), centers))]
-        found += over_table(count, np.minimum(x, last) / step, np.minimum(y, last) / step, np.stack(moments))
-    return found, lost
+        clipped += float(weight[rows][np.maximum(x, y) > last_node * (1 + 1e-9)].sum())
+        jacobian = weight[rows] / np.maximum(determinant, math.exp(-last_node))
+        moments = [jacobian, *(jacobian * (m - center) for m, center in zip(_moments(normal[rows]), centers))]
+        sums += over_table(count, np.minimum(x, last_node) / step, np.minimum(y, last_node) / step, np.stack(moments))
+    return sums, clipped
 
 
-def _moments(unknown: Host) -> Iterator[Host]:
+def _moments(normal: Host) -> Iterator[Host]:
     """The four moments (n,) of each layer of normal points (n, U, 2)."""
-    for p, q in unknown.transpose(1, 2, 0):
+    for p, q in normal.transpose(1, 2, 0):
         e, f, g = p * p - 1, q * q - 1, p * q
         yield from (e, f, g, e * e + f * f + 2 * g * g)
 
@@ -228,8 +230,8 @@ def _half_plane(step: float, reach: float) -> tuple[Host, Host, Host]:
 
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """
-    most = math.ceil(reach / step)
-    i, j = (axis.ravel() for axis in np.mgrid[-most : most + 1, -most : most + 1])
+    radius = math.ceil(reach / step)
+    i, j = (axis.ravel() for axis in np.mgrid[-radius : radius + 1, -radius : radius + 1])
     half = ((i > 0) | ((i == 0) & (j >= 0))) & ((i * i + j * j) * step * step <= reach * reach)
     points = np.stack([i[half], j[half]], axis=-1)
     place = {sign_free: k for k, (a, b) in enumerate(points.tolist()) for sign_free in ((a, b), (-a, -b))}
@@ -237,24 +239,24 @@ def _half_plane(step: float, reach: float) -> tuple[Host, Host, Host]:
     return step * points.astype(float), np.where((points == 0).all(1), 0.5, 1.0), mirrored
 
 
-def nodes_needed(skip: float, layers: int, relative: float, wanted: float, accuracy: Accuracy) -> int:
+def nodes_needed(skip: float, layers: int, relative: float, target_step: float, accuracy: TableAccuracy) -> int:
     """Number of nodes on an axis for a Gaussian factor with the fraction ``relative``, ``V / (Q + V)``, of the variance.
 
-    ``wanted`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
+    ``target_step`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
     """
-    step = wanted * math.sqrt(relative)
+    step = target_step * math.sqrt(relative)
     return math.ceil(min(farthest_node(skip, layers - 1, accuracy) / max(step, 1e-300), 1e9)) + 1
 
 
-def node_count(skip: float, layers: int, relative: float, wanted: float, accuracy: Accuracy) -> int:
+def node_count(skip: float, layers: int, relative: float, target_step: float, accuracy: TableAccuracy) -> int:
     """Number of nodes on an axis: as many as needed, rounded up so that tables can be reused, within limits."""
-    needed = nodes_needed(skip, layers, relative, wanted, accuracy)
+    minimum = nodes_needed(skip, layers, relative, target_step, accuracy)
     # two sizes of tables between one and twice as many nodes
-    steps = max(0, math.ceil(2 * math.log2(needed / accuracy.fewest_nodes) - 1e-9))
+    steps = max(0, math.ceil(2 * math.log2(minimum / accuracy.fewest_nodes) - 1e-9))
     return min(MOST_NODES, math.ceil(accuracy.fewest_nodes * 2 ** (steps / 2)))
 
 
-def farthest_node(skip: float, layers: int, accuracy: Accuracy) -> float:
+def farthest_node(skip: float, layers: int, accuracy: TableAccuracy) -> float:
     """Largest ``log(1 + x)`` that ``layers`` layers of attention can produce, up to the end of the tables."""
     limit = math.log(accuracy.farthest[min(layers, len(accuracy.farthest)) - 1])
     return min(limit, layers * math.log1p(1.0 / skip)) if skip > 0 else limit

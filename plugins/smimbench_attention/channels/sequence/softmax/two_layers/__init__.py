@@ -17,7 +17,7 @@ from smimbench.backend import clip, namespace, read_together, to_host
 from smimbench.interfaces import Array, Host
 from smimbench_attention.channels.batches import array_like, put_tuple
 from smimbench_attention.channels.sequence.softmax import deep
-from smimbench_attention.channels.sequence.softmax.moments import Moments, moments_of_means
+from smimbench_attention.channels.sequence.softmax.moments import LayerMoments, moments_of_means
 
 SPARE = 6.5
 """Energy ``|z - omega|^2 / 2 V`` of the box beyond log(1 / accuracy). Doubled: errors of 1e-10, not 5e-8, where V <= 0.01."""
@@ -26,14 +26,14 @@ DEEPEST = 250.0
 
 
 @dataclass(frozen=True)
-class Rule:
+class IntegrationRule:
     """Settings of one adaptive quadrature of two layers: the problem, and when to stop."""
 
     V: tuple[float, float, float]  # V_11, V_12, V_22
     skip: float  # c >= 0
     accuracy: float  # target for the relative error of every sample; doubled: less time, twice the error
     full: bool  # all second moments instead of their three traces over tokens
-    # Columns of a piece, and points of a column, to begin with; even. Doubled: twice the time, up to half the error.
+    # Columns of an interval, and points of a column, to begin with; even. Doubled: twice the time, up to half the error.
     points: int
     rounds: int = 9  # how often these are doubled at most
 
@@ -54,7 +54,7 @@ class Rule:
         return problem, (int(self.points), int(self.rounds), float(self.accuracy)), self.moments
 
 
-def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, full: bool = False) -> Moments:
+def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, full: bool = False) -> LayerMoments:
     """Posterior moments and partition function of two layers and two tokens.
 
     The parameters are those of ``softmax.posterior.integrate``; ``accuracy`` is the target of every sample.
@@ -62,9 +62,9 @@ def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, ful
     v11, v12, v22 = float(V[0, 0]), 0.5 * float(V[0, 1] + V[1, 0]), float(V[1, 1])
     # Correlated layers have a narrower conditional law than the box around them.
     crowding = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
-    # Columns of a piece, and points of a column, to begin with. Doubled: twice the time, up to half the error.
+    # Columns of an interval, and points of a column, to begin with. Doubled: twice the time, up to half the error.
     points = 8 if accuracy >= 1e-3 else 12
-    rule = Rule((v11, v12, v22), skip, accuracy, full, _even(points * crowding))
+    rule = IntegrationRule((v11, v12, v22), skip, accuracy, full, _even(points * crowding))
     xp = namespace(u, omega)
     half_square = math.log(1.0 / accuracy) + SPARE
     depth = xp.zeros_like(u[:, 0])
@@ -77,15 +77,17 @@ def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, ful
     # They are few, and what becomes of which depends on their values: all of it on the host.
     far_u, far_omega, far_energy = read_together(*(xp.take(array, index, axis=0) for array in (u, omega, energy)))
     rescued = _integrate_far_labels(far_u, far_omega, far_energy, rule, half_square)
-    return put_tuple(moments, poor, Moments(*(array_like(values, u) for values in rescued)))
+    return put_tuple(moments, poor, LayerMoments(*(array_like(values, u) for values in rescued)))
 
 
 def _even(number: float) -> int:
-    """Number rounded up to even, because points are summed in pairs."""
+    """Number rounded up to an even one, because points are summed in pairs."""
     return 2 * math.ceil(number / 2)
 
 
-def _integrate_box(u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array) -> tuple[Moments, Array]:
+def _integrate_box(
+    u: Array, omega: Array, rule: IntegrationRule, half_square: Array, depth: Array
+) -> tuple[LayerMoments, Array]:
     """Integrals over the box ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy.
 
     That is the posterior mean of half the squared distance from ``omega`` in units of V; inf where nothing is.
@@ -108,7 +110,7 @@ def _integrate_box(u: Array, omega: Array, rule: Rule, half_square: Array, depth
     return moments_of_means(mass, -depth, constant, sums / safe, error, omega.shape), energy
 
 
-def box_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -> tuple[Array, Array]:
+def box_sums(u: Array, omega: Array, rule: IntegrationRule, reach: Array, level: Array) -> tuple[Array, Array]:
     """Call ``kernel.host_sums`` for arrays of any namespace: on the device for CuPy, else through the host."""
     if array_api_compat.is_cupy_array(u):
         from smimbench_attention.channels.sequence.softmax.two_layers.device import device_sums
@@ -120,7 +122,9 @@ def box_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -> 
     return array_like(sums, u), array_like(error, u)
 
 
-def _integrate_far_labels(u: Host, omega: Host, energy: Host, rule: Rule, half_square: float) -> Moments:
+def _integrate_far_labels(
+    u: Host, omega: Host, energy: Host, rule: IntegrationRule, half_square: float
+) -> LayerMoments:
     """Integrals for samples whose label is unlikely under ``omega`` and ``V``, so that their box was too small.
 
     The posterior energy is about that of the most likely point, plus 1, and so says how large the box must be. Where the first
@@ -128,25 +132,25 @@ def _integrate_far_labels(u: Host, omega: Host, energy: Host, rule: Rule, half_s
     which walks to the maximum.
     """
     energy = energy.copy()
-    lost = energy > half_square - 4.0
-    if lost.any():
+    outside = energy > half_square - 4.0
+    if outside.any():
         v11, v12, v22 = (16.0 * v for v in rule.V)
         hot = replace(rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22))
-        zero = np.zeros(lost.sum())
-        found = _integrate_box(u[lost], omega[lost], hot, zero + half_square, zero)[1]
-        energy[lost] = np.where(found < SPARE, 16.0 * found, math.inf)
+        zero = np.zeros(outside.sum())
+        energies = _integrate_box(u[outside], omega[outside], hot, zero + half_square, zero)[1]
+        energy[outside] = np.where(energies < SPARE, 16.0 * energies, math.inf)
     near, cut = energy < DEEPEST, half_square - SPARE
     v11, v12, v22 = rule.V
     V = np.array([[v11, v12], [v12, v22]])
-    parts = []
+    solved = []
     if near.any():
         depth = energy[near]
         wide = replace(rule, points=_even(rule.points * math.sqrt(1.0 + float(np.max(depth)) / half_square)))
-        parts.append((near, _integrate_box(u[near], omega[near], wide, depth + cut + 3.0, depth)[0]))
+        solved.append((near, _integrate_box(u[near], omega[near], wide, depth + cut + 3.0, depth)[0]))
     if not near.all():
-        parts.append((~near, deep.integrate(u[~near], omega[~near], V, rule.skip, 0.1, 2048, rule.full)[0]))
-    rescued = [np.empty((len(u), *values.shape[1:])) for values in parts[0][1]]
-    for mask, part in parts:
-        for whole, values in zip(rescued, part):
-            whole[mask] = values
-    return Moments(*rescued)
+        solved.append((~near, deep.integrate(u[~near], omega[~near], V, rule.skip, 0.1, 2048, rule.full)[0]))
+    rescued = [np.empty((len(u), *values.shape[1:])) for values in solved[0][1]]
+    for mask, moments in solved:
+        for target, values in zip(rescued, moments):
+            target[mask] = values
+    return LayerMoments(*rescued)

@@ -18,13 +18,13 @@ _integrate = kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 
 
 @cuda.jit
-def _integrate_samples(u, omega, reach, level, rule, result, error):
+def _integrate_samples(u, omega, reach, level, rule, totals, error):
     row = cuda.grid(1)
     if row < u.shape[0]:
-        table, pieces = cuda.local.array(TABLE, np.float64), cuda.local.array((8, 4), np.float64)
+        table, intervals = cuda.local.array(TABLE, np.float64), cuda.local.array((8, 4), np.float64)
         sums, state = cuda.local.array((8, 16), np.float64), cuda.local.array((4, 4), np.float64)
-        scratch = table, pieces, sums, state
-        error[row] = _integrate((u[row], omega[row], reach[row], level[row]), rule, scratch, result[:, row])
+        scratch = table, intervals, sums, state
+        error[row] = _integrate((u[row], omega[row], reach[row], level[row]), rule, scratch, totals[:, row])
 
 
 def device_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> tuple[Array, Array]:
