@@ -8,7 +8,7 @@ import pytest
 from scipy.special import ndtr
 from smimbench_attention.algorithms.adam import Adam
 from smimbench_attention.algorithms.gradient import mean_field
-from smimbench_attention.algorithms.gradient.online import Rule, TooLong
+from smimbench_attention.algorithms.gradient.online import DescentRule, TooLong
 from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
 
 import smimbench
@@ -252,7 +252,7 @@ def scores(labels, seed, runs, D, n, steps, eta, batch, **rule):
     starts, found = plain(labels, rng, runs, D, n, steps, eta, batch, **rule)
     problem, loss = PROBLEMS[labels], "cross-entropy" if labels == "logistic" else "squared"
     names = {"m": "momentum"}
-    law = Rule(lambda step: eta, 1.0, **{names.get(k, k): v for k, v in rule.items()})
+    law = DescentRule(lambda step: eta, 1.0, **{names.get(k, k): v for k, v in rule.items()})
     system, wanted = mean_field.System(n, batch, D), np.array([0, steps])
     drawn = [mean_field.descend(problem, loss, law, start, wanted, system, rng) for start in starts]
     law_of = np.array([(gram[-1][1, 0], gram[-1][1, 1], train[-1]) for gram, train in drawn]).T
@@ -366,7 +366,7 @@ def test_vectors_that_do_not_fit_are_refused(monkeypatch):
     start = Overlaps(*(np.full((1, 1), x) for x in (1.0, 0.0, 1.0)))
     with pytest.raises(TooLong):
         mean_field.descend(
-            PROBLEMS["probit"], "squared", Rule(lambda step: 0.1, 1.0), start, np.array([0, 50]),
+            PROBLEMS["probit"], "squared", DescentRule(lambda step: 0.1, 1.0), start, np.array([0, 50]),
             mean_field.System(100, 100, 50), np.random.default_rng(0),
         )  # fmt: skip
 

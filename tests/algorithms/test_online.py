@@ -62,7 +62,7 @@ def repeated(problem, algorithm, D, repeats, seed, at_random=False):
         for _ in range(algorithm.steps):
             state, _ = algorithm.step(problem, data, state)
         ends.append(np.stack(instance.overlaps(state.factor)[1:]))
-    rule = online.Rule(
+    rule = online.DescentRule(
         lambda step: algorithm.learning_rate, algorithm.batch / D, algorithm.weight_decay, algorithm.momentum,
         algorithm.nesterov, algorithm.spherical,
     )  # fmt: skip
@@ -112,7 +112,10 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
 
 
 def test_draws_become_the_equations_as_the_dimension_grows():
-    rule, start = (online.Rule(lambda step: 0.2, 0.1), Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))))
+    rule, start = (
+        online.DescentRule(lambda step: 0.2, 0.1),
+        Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))),
+    )
     solved = solve(SOFTMAX, "squared", rule, [start], [0, 20])
     drawn = online.draw_paths(SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000)
     for name in ("cross", "own"):
@@ -166,7 +169,10 @@ def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
 
 def test_a_draw_with_long_memory_does_not_count_as_diverged():
     """Velocities are ``1/(1 - m)`` times as large as gradients; the student hardly moves."""
-    rule, start = (online.Rule(lambda step: 1e-7, 0.5, momentum=0.999), Overlaps(np.eye(1), 0.1 * np.eye(1), np.eye(1)))
+    rule, start = (
+        online.DescentRule(lambda step: 1e-7, 0.5, momentum=0.999),
+        Overlaps(np.eye(1), 0.1 * np.eye(1), np.eye(1)),
+    )
     drawn = online.draw_paths(LINE, "squared", rule, [start], [0, 600], 4, 250, 500)
     assert drawn.own[:, -1].mean() == pytest.approx(1, abs=0.2)
 
@@ -265,7 +271,7 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
     assert point.mse_error == 0.0
     assert abs(point.more["squared_cosine"][0] - cosine.mean()) < 3 * point.more["squared_cosine_error"][0] < 0.05
     # Without what the square of a mean has in a batch it would be off by more than chance.
-    limit = solve(LINE, "squared", online.Rule(lambda step: rate, batch / size, momentum=momentum),
+    limit = solve(LINE, "squared", online.DescentRule(lambda step: rate, batch / size, momentum=momentum),
                          [overlaps(1.0, 0.1, 0.9)], [0, 25])  # fmt: skip
     T, M, Q = (part[0, -1, 0, 0, 0] for part in (limit.truth, limit.cross, limit.own))
     assert abs(T - 2 * M + Q - mse.mean()) > 6 * mse.std() / np.sqrt(runs)
@@ -344,7 +350,7 @@ def probit_by_quadrature(noise, rate, fraction, steps, T, M, Q):
 def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
     T, M, Q = 1.0, 0.3, 1.0
     cross, own = probit_by_quadrature(0.5, rate, fraction, steps, T, M, Q)
-    path = solve(PROBIT, "squared", online.Rule(lambda step: rate, fraction), [overlaps(T, M, Q)], [0, steps])
+    path = solve(PROBIT, "squared", online.DescentRule(lambda step: rate, fraction), [overlaps(T, M, Q)], [0, steps])
     for wanted, found in ((cross, path.cross), (own, path.own), (T - 2 * cross + own, T - 2 * path.cross + path.own)):
         each = found[:, -1].ravel()
         error = each.std(ddof=1) / np.sqrt(len(each))

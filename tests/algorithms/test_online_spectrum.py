@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_attention.algorithms.gradient.online import Rule
+from smimbench_attention.algorithms.gradient.online import DescentRule
 from smimbench_attention.algorithms.gradient.online_spectrum import Fluctuates, draw_signs, solve_features
 from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
 
@@ -37,7 +37,7 @@ def predicted(variances, start, star, steps, batch, rate, moves, momentum=0.0, n
     D, P = len(variances), len(star)
     vectors = np.concatenate([star, start, *([0 * start] if momentum else [])]).T
     begin = (vectors[:, :, None] * vectors[:, None, :])[:, None]
-    rule = Rule(lambda step: rate, batch / D, momentum=momentum, nesterov=nesterov)
+    rule = DescentRule(lambda step: rate, batch / D, momentum=momentum, nesterov=nesterov)
     path = solve_features(rule, moves, variances, np.full(D, 1 / D), NOISE, TOKENS, D, begin, [0, steps])
     T, M, Q = (np.diagonal(part[0, -1, 0]) for part in path[1:])
     assert len(T) == P
@@ -90,7 +90,7 @@ def test_draws_of_signs_have_the_law_of_runs(exponent, components, batch):
     rng, variances = np.random.default_rng(D), power_law(exponent, D)
     star, start = rng.standard_normal((2, components, D))
     runs_end = [simulated(rng, variances, start, star, steps, batch, rate, signs) for _ in range(runs)]
-    rule, begin = Rule(lambda step: rate, batch / D), np.stack([[np.concatenate([star, start])]] * runs)
+    rule, begin = DescentRule(lambda step: rate, batch / D), np.stack([[np.concatenate([star, start])]] * runs)
     path = draw_signs(rule, variances, NOISE, batch * TOKENS, begin, [0, steps], np.random.default_rng(1))
     errors = path.truth - path.cross - np.swapaxes(path.cross, -1, -2) + path.own
     drawn = np.diagonal(errors, axis1=-2, axis2=-1)[:, -1, 0]

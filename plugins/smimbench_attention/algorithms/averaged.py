@@ -78,8 +78,8 @@ class Averaged(Algorithm):
         table = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
         name, package, *_ = (table.pop(key, None) for key in ("name", "distribution", "version", "source"))
         if not isinstance(name, str):
-            wrong = missing("name", table) if name is None else f"must be the name of an algorithm, got {name!r}"
-            raise ParameterError("of.name", wrong)
+            message = missing("name", table) if name is None else f"must be the name of an algorithm, got {name!r}"
+            raise ParameterError("of.name", message)
         if name == self.name:
             raise ParameterError("of.name", f"must not be {name!r} itself; raise students instead")
         try:
@@ -115,7 +115,7 @@ class Averaged(Algorithm):
         return reason
 
     def retry(self, problem: Problem, outcome: str) -> Averaged | None:
-        """Students with the version that the inner algorithm offers for a second attempt."""
+        """The same average over the version that the inner algorithm offers for a second attempt, or None."""
         cautious = None if outcome == "unsettled" else self._inner.retry(problem, outcome)
         if cautious is None:
             return None
@@ -132,20 +132,20 @@ class Averaged(Algorithm):
         end in one estimate, ``Q' = Q``. Online descent has none here: its students learn from the same samples, and its
         equations do not contain the overlap of two of them.
         """
-        one = own_theory(self._inner, problem, alpha, conditions)
-        if isinstance(one, str) or self.students == 1:
-            return one
-        if one.between_students is None:
+        student = own_theory(self._inner, problem, alpha, conditions)
+        if isinstance(student, str) or self.students == 1:
+            return student
+        if student.between_students is None:
             return f"the theory of {self._entry.name} does not contain the overlap between two of its students"
-        between, truth = np.asarray(one.between_students), prior_moments(problem)[0]
-        cross = np.asarray(one.overlap)
-        own = cross if one.own_overlap is None else np.asarray(one.own_overlap)
-        mean = Overlaps(truth, cross, between + (own - between) / self.students)
-        error = np.diag(np.atleast_1d(one.mse_error))
-        method = f"mean of {self.students} students; {one.method}"
+        between, truth = np.asarray(student.between_students), prior_moments(problem)[0]
+        cross = np.asarray(student.overlap)
+        self_overlap = cross if student.own_overlap is None else np.asarray(student.own_overlap)
+        mean = Overlaps(truth, cross, between + (self_overlap - between) / self.students)
+        error = np.diag(np.atleast_1d(student.mse_error))
+        method = f"mean of {self.students} students; {student.method}"
         nothing = np.zeros_like(error)
         return limit_point(
-            problem, alpha, [[mean]], method=method, branch=one.branch, uncertain=Overlaps(nothing, nothing, error)
+            problem, alpha, [[mean]], method=method, branch=student.branch, uncertain=Overlaps(nothing, nothing, error)
         )
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> AveragedState:
@@ -162,8 +162,7 @@ class Averaged(Algorithm):
         if self._batched:
             students, info = self._inner.step(problem, data, state.students)
             return AveragedState(students, problem), info
-        found = [self._inner.step(problem, data, student) for student in state.students]
-        students, infos = zip(*found)
+        students, infos = zip(*(self._inner.step(problem, data, student) for student in state.students))
         name = self._entry.name
         remark = f"averaged: {name} runs one student at a time, so the time grows with their number"
         if self.students > 1 and _same(*(self._inner.estimate(student) for student in students[:2])):
@@ -175,27 +174,27 @@ class Averaged(Algorithm):
         if self._batched:
             signals = self._inner.estimate(state.students)
         else:
-            found = [self._inner.estimate(student) for student in state.students]
-            signals = namespace(found[0]).stack(found)
+            estimates = [self._inner.estimate(student) for student in state.students]
+            signals = namespace(estimates[0]).stack(estimates)
         return mean_signal(state.problem, signals)
 
 
-def _same(one: Array, two: Array) -> bool:
+def _same(estimate: Array, other_estimate: Array) -> bool:
     """Whether two estimates are equal up to rounding and a common sign."""
-    xp = namespace(one)
-    apart = xp.minimum(xp.max(xp.abs(one - two)), xp.max(xp.abs(one + two)))
-    return bool(apart < 1e-6 * xp.max(xp.abs(one)))
+    xp = namespace(estimate)
+    apart = xp.minimum(xp.max(xp.abs(estimate - other_estimate)), xp.max(xp.abs(estimate + other_estimate)))
+    return bool(apart < 1e-6 * xp.max(xp.abs(estimate)))
 
 
 def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
     """Combine the reports of several students: the mean of their overlaps, and the maximum of all other numbers."""
-    found: dict[str, Any] = {}
+    combined: dict[str, Any] = {}
     for name, values in zip(Info._fields, zip(*infos)):
         if name != "warning" and not any(value is None for value in values):
             over = np.mean if name in ("predicted_overlap", "self_overlap") else np.max
-            found[name] = over(np.stack(read_together(*values)), axis=0)
+            combined[name] = over(np.stack(read_together(*values)), axis=0)
     warnings = dict.fromkeys([remark, *(info.warning for info in infos if info.warning)])
-    return Info(**found, warning="; ".join(warnings))
+    return Info(**combined, warning="; ".join(warnings))
 
 
 def mean_signal(problem: Problem, signals: Array) -> Array:
@@ -211,8 +210,8 @@ def aligned_signals(problem: Problem, signals: Array) -> Array:
         return signals
     model: Any = problem.model
 
-    def towards(centre: Array) -> Array:
-        return xp.stack([model.align(centre, signals[k, ...], symmetry) for k in range(signals.shape[0])])
+    def towards(center: Array) -> Array:
+        return xp.stack([model.align(center, signals[k, ...], symmetry) for k in range(signals.shape[0])])
 
     aligned = towards(signals[0, ...])
     for _ in range(20):

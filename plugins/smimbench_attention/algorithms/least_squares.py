@@ -70,14 +70,14 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     values, vectors = np.linalg.eigh(symmetric(covariance))
     # A variance below this, in units of the prior's, is none; an eigenvalue this close to 1 is not identifiable.
     unsure = max(1e-12, 10 * departure)
-    kept = values < 1 - unsure
-    values = np.clip(values[kept], 0.0, None)
+    identifiable = values < 1 - unsure
+    values = np.clip(values[identifiable], 0.0, None)
     noise = np.where(values < unsure, 0.0, values / (1 - values))
-    if not kept.any():
+    if not identifiable.any():
         return f"labels of channel {channel.name!r} contain no information about the signal"
     if (noise == 0).any() and (noise > 0).any():
         return f"channel {channel.name!r} mixes labels with and without noise"
-    return Linear(vectors[:, kept].T, noise)
+    return Linear(vectors[:, identifiable].T, noise)
 
 
 def noise_of_identity(problem: Problem) -> Host | None:
@@ -86,8 +86,8 @@ def noise_of_identity(problem: Problem) -> Host | None:
     shown = np.asarray(predict(problem.channel, z))
     if shown.shape != z.shape or not np.allclose(shown, z, rtol=0, atol=1e-12):
         return None
-    seen = seen_by_labels(problem)
-    return None if isinstance(seen, str) or not seen.alike or len(seen.rows) != z[0].size else seen.noise
+    linear = seen_by_labels(problem)
+    return None if isinstance(linear, str) or not linear.alike or len(linear.rows) != z[0].size else linear.noise
 
 
 class RidgeShares(NamedTuple):
@@ -97,20 +97,20 @@ class RidgeShares(NamedTuple):
 
     Attributes
     ----------
-    seen, missing, square : float
+    learned, missing, square : float
         Means of ``lambda s``, of ``lambda (1 - s)^2`` and of ``lambda s^2``.
     fitted : float
         ``v / (1 + v)`` of the susceptibility v, the mean of ``s`` over the ratio: how far a label pulls its latent.
-    spread, kept : float
-        Mean of ``s^2`` over the ratio, and 1 minus that: the error is ``(missing T + spread * noise) / kept``.
+    spread, denominator : float
+        Mean of ``s^2`` over the ratio, and 1 minus that: the error is ``(missing T + spread * noise) / denominator``.
     """
 
-    seen: float
+    learned: float
     missing: float
     square: float
     fitted: float
     spread: float
-    kept: float
+    denominator: float
 
 
 def ridge_shares(ratio: float, penalty: float, features: Host | None = None) -> RidgeShares:
@@ -127,8 +127,8 @@ def ridge_shares(ratio: float, penalty: float, features: Host | None = None) -> 
         unseen, fitted, free = penalty / (b + root) if penalty else 0.0, 1 / (b + root + 1), (b + root) / (b + root + 1)
     else:
         unseen, fitted, free = root - b, (root - b) / (root - b + penalty), penalty / (root - b + penalty)
-    seen = ratio * fitted
-    return RidgeShares(seen, unseen**2, seen**2, fitted, seen * fitted, unseen * fitted + free)
+    learned = ratio * fitted
+    return RidgeShares(learned, unseen**2, learned**2, fitted, learned * fitted, unseen * fitted + free)
 
 
 def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeShares:
@@ -144,12 +144,12 @@ def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeSh
         top = np.log((penalty + 1) / ratio)
         low = next(x for x in top - 2.0 ** np.arange(1, 12) if excess(x) > 0)
         kappa = float(np.exp(brentq(excess, low, top, xtol=1e-15, rtol=1e-15)))
-    seen, unseen = features / (kappa + features), kappa / (kappa + features)
-    spread = float(np.mean(seen**2)) / ratio
+    learned, unseen = features / (kappa + features), kappa / (kappa + features)
+    spread = float(np.mean(learned**2)) / ratio
     # Without cancellation where nearly all is fitted: ratio - mean s^2 = penalty / kappa + mean s (1 - s).
-    kept = ((penalty / kappa if kappa else ratio - 1) + float(np.mean(seen * unseen))) / ratio
-    learned, missing, square = (float(np.mean(features * part)) for part in (seen, unseen**2, seen**2))
-    return RidgeShares(learned, missing, square, float(np.mean(seen)) / ratio, spread, kept)
+    denominator = ((penalty / kappa if kappa else ratio - 1) + float(np.mean(learned * unseen))) / ratio
+    mean_learned, missing, square = (float(np.mean(features * share)) for share in (learned, unseen**2, learned**2))
+    return RidgeShares(mean_learned, missing, square, float(np.mean(learned)) / ratio, spread, denominator)
 
 
 def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float, features: Host | None = None) -> Overlaps:
@@ -160,15 +160,15 @@ def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float, features:
     ValueError
         Without a penalty, where there are just as many labels as directions: noise makes the error infinite.
     """
-    seen, missing, square, _, spread, kept = ridge_shares(ratio, penalty, features)
-    wrong = missing * T + noise
-    if kept == 0 and np.abs(wrong).max() > 0:
+    learned, missing, square, _, spread, denominator = ridge_shares(ratio, penalty, features)
+    total_noise = missing * T + noise
+    if denominator == 0 and np.abs(total_noise).max() > 0:
         raise ValueError(
             "least squares without a penalty has an infinite error where there are just as many labels as directions "
             "(alpha = 1 / sites) and noise; any penalty above 0 has a finite one"
         )
-    blur = spread / kept * wrong if kept else 0 * wrong
-    return Overlaps(T, seen * T, square * T + blur)
+    blur = spread / denominator * total_noise if denominator else 0 * total_noise
+    return Overlaps(T, learned * T, square * T + blur)
 
 
 class LinearRegression(Algorithm):
@@ -178,19 +178,19 @@ class LinearRegression(Algorithm):
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a channel's labels are not linear in the signal, or None."""
-        seen = seen_by_labels(problem)
-        return seen if isinstance(seen, str) else None
+        linear = seen_by_labels(problem)
+        return linear if isinstance(linear, str) else None
 
     @staticmethod
     def observed(problem: Problem) -> tuple[Linear, str]:
-        """The linear observation that labels make, also in words; ValueError if labels are not linear."""
+        """The linear observation that labels make, and its description; ValueError if labels are not linear."""
         linear = seen_by_labels(problem)
         if isinstance(linear, str):
             raise ValueError(linear)
         count, size = len(linear.rows), problem.components * problem.model.sites
-        what = f"{count} of {size} combinations of the latents (the rest is not identifiable)"
+        combinations = f"{count} of {size} combinations of the latents (the rest is not identifiable)"
         noise = " without noise" if linear.noise.max() == 0 else f" with noise {linear.noise.min():.3g}"
-        return linear, "sees " + ("all latents" if count == size else what) + noise
+        return linear, "sees " + ("all latents" if count == size else combinations) + noise
 
     @staticmethod
     def held_out(problem: Problem, data: Data, linear: Linear) -> tuple[LeastSquares, LeastSquares]:
@@ -199,9 +199,8 @@ class LinearRegression(Algorithm):
         if n < 2:
             raise ValueError(f"validation needs at least two samples, this data has {n}; give regularisation a number")
         cut = max(1, min(n - 1, round((1 - 0.2) * n)))
-        parts = (slice(None, cut), slice(cut, None))
-        fit, rest = (LeastSquares(problem, linear, data.inputs[k, ...], data.labels[k, ...]) for k in parts)
-        return fit, rest
+        fit = LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...])
+        return fit, LeastSquares(problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...])
 
 
 class LeastSquares:
@@ -227,16 +226,16 @@ class LeastSquares:
         self.weights = xp.asarray(weights, **place)
         gain = xp.asarray(1 + linear.noise, **place)
         self.chunks = list(sample_chunks(problem.model, inputs, self.P))
-        parts = []
+        targets = []
         channel: Any = problem.channel
-        for part in self.chunks:
-            count = part.stop - part.start
+        for chunk in self.chunks:
+            count = chunk.stop - chunk.start
             omega, V = xp.zeros((count, self.P, self.C), **place), xp.eye(self.P, **place)
             mean = channel.posterior(
-                labels[part, ...], omega, V, rng=monte_carlo_rng("what labels show: posterior")
+                labels[chunk, ...], omega, V, rng=monte_carlo_rng("what labels show: posterior")
             ).mean
-            parts.append(self._along(xp.asarray(mean, **place)) * gain)
-        self.targets = xp.concat(parts, axis=0)
+            targets.append(self._along(xp.asarray(mean, **place)) * gain)
+        self.targets = xp.concat(targets, axis=0)
 
     def _along(self, z: Array) -> Array:
         xp = namespace(z)
@@ -250,12 +249,12 @@ class LeastSquares:
         xp = namespace(signal)
         model = self.problem.model
         total, value = xp.zeros_like(signal), 0.0
-        for part in self.chunks:
-            x = self.inputs[part, ...]
+        for chunk in self.chunks:
+            x = self.inputs[chunk, ...]
             z = model.forward(x, signal)
             r = self._along(z)
             if targets:
-                r = self.targets[part, ...] - r
+                r = self.targets[chunk, ...] - r
             weighted = self.weights * r
             value = value + xp.sum(weighted * r, axis=(-2, -1))
             total = total + model.adjoint(x, xp.reshape(xp.matmul(weighted, self.rows), z.shape))

@@ -14,7 +14,7 @@ from smimbench.theory import Prediction, information_at, limit_point, point_docu
 from smimbench_attention.algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression, ridge_overlaps
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
-"""Values of lambda to choose from."""
+"""Candidates for lambda."""
 
 
 class RidgeState(NamedTuple):
@@ -82,16 +82,16 @@ class Ridge(LinearRegression):
             penalty: float | Host = _validated(problem, data, linear)
             note += self.chosen
         elif self.regularisation == "theory":
-            second, known = prior_moments(problem)
-            penalty = float(linear.noise.min()) / np.diagonal(second - known)
+            second, mean_overlap = prior_moments(problem)
+            penalty = float(linear.noise.min()) / np.diagonal(second - mean_overlap)
         else:
             penalty = float(self.regularisation)
         return _begin_ridge(problem, LeastSquares(problem, linear, data.inputs, data.labels), penalty, note)
 
     def step(self, problem: Problem, data: Data, state: RidgeState) -> tuple[RidgeState, Info]:
         """One step of conjugate gradients."""
-        new, relative = _conjugate_gradient_step(state)
-        return new, Info(residual=relative[0], warning=state.note, samples=None)
+        next_state, relative = _conjugate_gradient_step(state)
+        return next_state, Info(residual=relative[0], warning=state.note, samples=None)
 
     def estimate(self, state: RidgeState) -> Array:
         """The prior mean plus the computed deviation."""
@@ -131,8 +131,12 @@ class Ridge(LinearRegression):
 
     def _low_rank_theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
         linear, _ = self.observed(problem)
-        second, known = prior_moments(problem)
-        if np.abs(known).max() > 0 or len(linear.rows) != problem.components * problem.model.sites or not linear.alike:
+        second, mean_overlap = prior_moments(problem)
+        if (
+            np.abs(mean_overlap).max() > 0
+            or len(linear.rows) != problem.components * problem.model.sites
+            or not linear.alike
+        ):
             return "theory needs latents that are all observed with the same noise, and signals of mean zero"
         chosen = (
             linear.noise[0] / np.diagonal(second)
@@ -144,18 +148,18 @@ class Ridge(LinearRegression):
             return "theory needs one penalty for all components"
         noise = linear.noise[0] * np.eye(problem.components)
         try:
-            found = ridge_overlaps(second, noise, alpha * problem.model.sites, penalty, problem.features)
+            overlaps = ridge_overlaps(second, noise, alpha * problem.model.sites, penalty, problem.features)
         except ValueError as error:
             return str(error)
-        point = limit_point(problem, alpha, [[found]], method="ridge, closed fixed point", branch="minimum")
+        point = limit_point(problem, alpha, [[overlaps]], method="ridge, closed fixed point", branch="minimum")
         return replace(point, between_students=point.own_overlap)
 
 
 def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
     """Error of the best linear estimate, for one component."""
     kappa = problem.model.kappa
-    second, known = (float(moment[0, 0]) for moment in prior_moments(problem))
-    start = second - known
+    second, mean_overlap = (float(moment[0, 0]) for moment in prior_moments(problem))
+    start = second - mean_overlap
 
     def excess(V: float) -> float:
         Q = np.array([[second - V]])
@@ -167,9 +171,9 @@ def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
     smallest = 1e-12 * start
     # Below its counting threshold a noiseless problem has a positive root; above it, the error is 0.
     V = 0.0 if excess(smallest) > 0 else float(brentq(excess, smallest, start, xtol=1e-15))
-    how = "best linear estimate, fixed point"
-    found = Prediction(alpha, np.array([[second - V]]), np.array([[V]]), np.array([1e-12]), "linear", how)
-    point = point_document(problem, found)
+    method = "best linear estimate, fixed point"
+    prediction = Prediction(alpha, np.array([[second - V]]), np.array([[V]]), np.array([1e-12]), "linear", method)
+    point = point_document(problem, prediction)
     return AlgorithmPrediction.of_point(point, between_students=point["overlap"])
 
 
@@ -179,9 +183,9 @@ def _begin_ridge(problem: Problem, squares: LeastSquares, penalty: float | Host,
     place = matching(squares.inputs)
     base = xp.asarray(problem.prior.mean(problem.components, squares.inputs.shape[-1]), **place)
     penalties = xp.asarray(np.atleast_2d(penalty), **place)
-    right = xp.stack([squares.normal(base, targets=True)[0]] * penalties.shape[0])
-    scale = xp.sqrt(xp.sum(right * right, axis=tuple(range(1, right.ndim))))
-    return RidgeState(xp.zeros_like(right), right, right, squares, penalties, scale, base, note)
+    right_side = xp.stack([squares.normal(base, targets=True)[0]] * penalties.shape[0])
+    scale = xp.sqrt(xp.sum(right_side * right_side, axis=tuple(range(1, right_side.ndim))))
+    return RidgeState(xp.zeros_like(right_side), right_side, right_side, squares, penalties, scale, base, note)
 
 
 def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
@@ -195,23 +199,23 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
         return xp.where(bottom > 0, top / xp.where(bottom > 0, bottom, xp.ones_like(top)), xp.zeros_like(top))
 
     product = state.squares.normal(state.direction)[0] + penalty * state.direction
-    before = xp.sum(state.residual * state.residual, axis=axes)
-    step = xp.reshape(ratio(before, xp.sum(state.direction * product, axis=axes)), wide)
+    old_square = xp.sum(state.residual * state.residual, axis=axes)
+    step = xp.reshape(ratio(old_square, xp.sum(state.direction * product, axis=axes)), wide)
     deviation, residual = state.deviation + step * state.direction, state.residual - step * product
-    after = xp.sum(residual * residual, axis=axes)
-    direction = residual + xp.reshape(ratio(after, before), wide) * state.direction
+    new_square = xp.sum(residual * residual, axis=axes)
+    direction = residual + xp.reshape(ratio(new_square, old_square), wide) * state.direction
     # Not by ``ratio``, which is 0 for a scale of NaN: data that are not finite must show.
-    relative = xp.sqrt(after) / xp.where(state.scale > 0, state.scale, xp.ones_like(after))
+    relative = xp.sqrt(new_square) / xp.where(state.scale > 0, state.scale, xp.ones_like(new_square))
     return state._replace(deviation=deviation, residual=residual, direction=direction), relative
 
 
 def _validated(problem: Problem, data: Data, linear: Linear) -> float:
     """Penalty with the smallest error on held-out samples; all candidates are solved together."""
-    fit, rest = LinearRegression.held_out(problem, data, linear)
+    fit, validation = LinearRegression.held_out(problem, data, linear)
     state = _begin_ridge(problem, fit, np.array(CANDIDATES)[:, None])
     for _ in range(200):
         state, relative = _conjugate_gradient_step(state)
         if float(namespace(relative).max(relative)) < 1e-3:
             break
-    _, errors = rest.normal(state.base + state.deviation, targets=True)
+    _, errors = validation.normal(state.base + state.deviation, targets=True)
     return CANDIDATES[int(np.argmin(to_host(errors)))]

@@ -101,12 +101,12 @@ class Sgd(Descent):
         return factor - rate * self.direction(along), (velocity,)
 
     def direction(self, along: Array) -> Array:
-        """What a step moves along, from the velocity: the velocity itself."""
+        """Direction of a step for a given velocity: the velocity itself."""
         return along
 
 
 class _Sized(Sgd):
-    """Base class of methods whose steps have a length of their own, whatever that of the gradient."""
+    """Base class of methods whose step length does not depend on that of the gradient."""
 
     example: ClassVar[dict[str, Any]] = {"steps": 100}
 
@@ -148,7 +148,7 @@ class SignSgd(_Sized):
     reference = "arXiv:1802.04434"
 
     def direction(self, along: Array) -> Array:
-        """Signs of the entries."""
+        """Direction of a step: the signs of the velocity's entries."""
         return namespace(along).sign(along)
 
 
@@ -188,8 +188,8 @@ class Muon(_Sized):
     reference = "Jordan et al. (2024), arXiv:2502.16982"
 
     def direction(self, along: Array) -> Array:
-        """Polar factor of the last two axes, times the root of the longer one."""
+        """Direction of a step: the velocity's polar factor, times the root of the longer of the last two axes."""
         xp = namespace(along)
         u, sizes, v = xp.linalg.svd(along, full_matrices=False)
-        known = sizes > max(along.shape[-2:]) * xp.finfo(along.dtype).eps * xp.max(sizes, axis=-1, keepdims=True)
-        return max(along.shape[-2:]) ** 0.5 * xp.matmul(u * xp.astype(known, along.dtype)[..., None, :], v)
+        nonzero = sizes > max(along.shape[-2:]) * xp.finfo(along.dtype).eps * xp.max(sizes, axis=-1, keepdims=True)
+        return max(along.shape[-2:]) ** 0.5 * xp.matmul(u * xp.astype(nonzero, along.dtype)[..., None, :], v)

@@ -82,10 +82,12 @@ class Erm(Algorithm):
 
     def __post_init__(self) -> None:
         require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
-        value, (least, most) = self.penalty, PENALTIES
-        fits = value == "optimal" if isinstance(value, str) else least <= value <= most
-        what = f"a number from {least:g}, as good as no penalty, to {most:g}, an estimate of zero, or 'optimal'"
-        require(self, "penalty", fits, what)
+        value, (smallest, largest) = self.penalty, PENALTIES
+        fits = value == "optimal" if isinstance(value, str) else smallest <= value <= largest
+        allowed = (
+            f"a number from {smallest:g}, as good as no penalty, to {largest:g}, an estimate of zero, or 'optimal'"
+        )
+        require(self, "penalty", fits, allowed)
         require(self, "length", self.length in (None, *LENGTHS), f"one of {', '.join(LENGTHS)}")
 
     def refuses(self, problem: Problem) -> str | None:
@@ -103,7 +105,8 @@ class Erm(Algorithm):
             penalty = float(self.penalty)
         if length == "loss":
             return loss, penalty, 1.0
-        return loss, penalty, best_length([one.overlaps for one in minima(problem, alpha, loss.name, penalty)])
+        overlaps = [minimum.overlaps for minimum in minima(problem, alpha, loss.name, penalty)]
+        return loss, penalty, best_length(overlaps)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
         """Initial weights of zero."""
@@ -123,7 +126,7 @@ class Erm(Algorithm):
         )
 
     def step(self, problem: Problem, data: Data, state: ErmState) -> tuple[ErmState, Info]:
-        """A few iterations of L-BFGS."""
+        """Run ten iterations of L-BFGS."""
         from scipy.optimize import minimize
 
         n, shape = int(data.inputs.shape[0]), state.weights.shape
@@ -134,12 +137,12 @@ class Erm(Algorithm):
             return penalised / n, (gradient.ravel() + state.penalty * flat) / n
 
         limits = {"maxiter": 10, "ftol": 0.0, "gtol": 0.0, "maxcor": 20}
-        found = minimize(objective, state.weights.ravel(), jac=True, method="L-BFGS-B", options=limits)
-        weights = found.x.reshape(shape)
-        value = found.fun * n - state.penalty / 2 * float(found.x @ found.x)
+        solution = minimize(objective, state.weights.ravel(), jac=True, method="L-BFGS-B", options=limits)
+        weights = solution.x.reshape(shape)
+        value = solution.fun * n - state.penalty / 2 * float(solution.x @ solution.x)
         estimate = namespace(data.inputs).asarray(state.length * weights, **matching(data.inputs))
-        new = state._replace(weights=weights, estimate=estimate, training_loss=value / n)
-        return new, Info(residual=float(np.linalg.norm(found.jac)) * n / state.scale, warning=state.note)
+        next_state = state._replace(weights=weights, estimate=estimate, training_loss=value / n)
+        return next_state, Info(residual=float(np.linalg.norm(solution.jac)) * n / state.scale, warning=state.note)
 
     def estimate(self, state: ErmState) -> Array:
         """The minimizer, rescaled to the chosen length."""
@@ -158,16 +161,18 @@ class Erm(Algorithm):
         """
         try:
             loss, penalty, length = self._chosen(assumed or problem, alpha)
-            found = minima(problem, alpha, loss.name, penalty)
+            fixed_points = minima(problem, alpha, loss.name, penalty)
         except ValueError as error:
             return str(error)
-        ends = [[_scaled(one.overlaps, length)] for one in found]
-        left = Overlaps(*(np.mean(parts, axis=0) for parts in zip(*(_scaled(one.uncertain, length) for one in found))))
-        how = "Monte Carlo" if len(found) > 1 else "closed form" if loss.name == "square" else "quadrature"
-        method = f"{loss.name} loss, penalty {penalty:.4g}: {how}"
-        point = limit_point(problem, alpha, ends, method=method, branch="minimum", uncertain=left)
+        ends = [[_scaled(minimum.overlaps, length)] for minimum in fixed_points]
+        errors = [_scaled(minimum.uncertain, length) for minimum in fixed_points]
+        uncertain = Overlaps(*(np.mean(column, axis=0) for column in zip(*errors)))
+        integrals = "Monte Carlo" if len(fixed_points) > 1 else "closed form" if loss.name == "square" else "quadrature"
+        method = f"{loss.name} loss, penalty {penalty:.4g}: {integrals}"
+        point = limit_point(problem, alpha, ends, method=method, branch="minimum", uncertain=uncertain)
         losses = {
-            name: [float(np.mean([getattr(one, name) for one in found]))] for name in ("training_loss", "test_loss")
+            "training_loss": [float(np.mean([minimum.training_loss for minimum in fixed_points]))],
+            "test_loss": [float(np.mean([minimum.test_loss for minimum in fixed_points]))],
         }
         return replace(point, between_students=point.own_overlap, more=point.more | {"penalty": penalty} | losses)
 
@@ -182,8 +187,8 @@ def _empirical_risk(problem: Problem, data: Data, state: ErmState, weights: Host
     xp, model, loss = namespace(data.inputs), problem.model, LOSSES[state.loss]
     signal = xp.asarray(weights, **matching(data.inputs))
     total, value = xp.zeros_like(signal), 0.0
-    for part in sample_chunks(model, data.inputs, problem.components):
-        inputs, y = data.inputs[part, ...], state.targets[part, ...]
+    for chunk in sample_chunks(model, data.inputs, problem.components):
+        inputs, y = data.inputs[chunk, ...], state.targets[chunk, ...]
         z = model.forward(inputs, signal)
         value = value + xp.sum(loss.value(y, z))
         total = total + model.adjoint(inputs, loss.slope(y, z))

@@ -42,7 +42,7 @@ from smimbench_attention.algorithms.erm.integrals import (
 from smimbench_attention.algorithms.least_squares import noise_of_identity, ridge_overlaps, ridge_shares
 
 PENALTIES = (1e-12, 1e12)
-"""Smallest and largest penalty: estimates beyond are as good as not penalized, or zero."""
+"""Smallest and largest penalty: beyond these an estimate is practically unpenalized, or zero."""
 
 
 class Minimum(NamedTuple):
@@ -65,8 +65,8 @@ class Minimum(NamedTuple):
 
 def best_length(overlaps: Sequence[Overlaps]) -> float:
     """Factor that brings an estimate closest to the signal, ``tr M / tr Q`` of means over evaluations."""
-    cross, own = (sum(float(np.trace(matrix)) for matrix in found) for found in list(zip(*overlaps))[1:])
-    return cross / own
+    cross = sum(float(np.trace(evaluation.cross)) for evaluation in overlaps)
+    return cross / sum(float(np.trace(evaluation.own)) for evaluation in overlaps)
 
 
 def why_not(problem: Problem, loss: Loss | None) -> str | None:
@@ -78,8 +78,8 @@ def why_not(problem: Problem, loss: Loss | None) -> str | None:
         return f"labels of channel {name!r} do not depend on the sign of the signal: no loss is convex in the latents"
     kind = labels_of(problem)
     if kind is None:
-        what = f"labels of channel {problem.channel.name!r} are not one number for each latent"
-        return what if problem.mixing is None else f"{what} of independent tokens, as tokens are correlated"
+        reason = f"labels of channel {problem.channel.name!r} are not one number for each latent"
+        return reason if problem.mixing is None else f"{reason} of independent tokens, as tokens are correlated"
     if loss is not None and loss.binary and kind != "signs":
         return f"loss {loss.name!r} needs labels -1 and +1, those of channel {problem.channel.name!r} are not"
     return None
@@ -116,16 +116,16 @@ class ClosedForm:
         return ridge_overlaps(self.T, self.noise, self.ratio, penalty, self.features)
 
     def minimum(self, penalty: float) -> Minimum:
-        """Minimum at a penalty, without numerical error. A label that is fitted keeps ``1 / (1 + v)`` of its residual."""
-        T, M, Q = found = self.overlaps(penalty)
+        """Exact minimum at a given penalty. A fitted label keeps ``1 / (1 + v)`` of its residual."""
+        T, M, Q = overlaps = self.overlaps(penalty)
         test = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
-        left = 1 - ridge_shares(self.ratio, penalty, self.features).fitted
-        return Minimum(found, left**2 * test, test, Overlaps(0 * T, 0 * T, 0 * T))
+        residual_share = 1 - ridge_shares(self.ratio, penalty, self.features).fitted
+        return Minimum(overlaps, residual_share**2 * test, test, Overlaps(0 * T, 0 * T, 0 * T))
 
 
-def order_parameters(here: Host, T: Host, penalty: float = 0.0, features: Host | None = None) -> OrderParameters:
+def order_parameters(parameters: Host, T: Host, penalty: float = 0.0, features: Host | None = None) -> OrderParameters:
     """Order parameters V, m_hat and Q_hat (3, P, P), computed without cancellation; for features see ``PenaltyPath``."""
-    V, m_hat, Q_hat = here
+    V, m_hat, Q_hat = parameters
     gains, values = V[None], np.ones((1, 1, 1))
     if features is not None:
         values = features[:, None, None]
@@ -134,9 +134,9 @@ def order_parameters(here: Host, T: Host, penalty: float = 0.0, features: Host |
     mean = np.mean(values * slopes, axis=0)
     apart = slopes - mean
     blur = np.mean(values * (apart @ T @ apart.swapaxes(1, 2)) + gains @ Q_hat @ gains.swapaxes(1, 2), axis=0)
-    known = mean.T @ np.linalg.solve(blur, mean)
+    information = mean.T @ np.linalg.solve(blur, mean)
     return OrderParameters(
-        T, mean @ T, mean @ T @ mean.T + blur, V, T @ np.linalg.inv(np.eye(len(T)) + known @ T), blur
+        T, mean @ T, mean @ T @ mean.T + blur, V, T @ np.linalg.inv(np.eye(len(T)) + information @ T), blur
     )
 
 
@@ -184,10 +184,12 @@ class PenaltyPath:
         """The minimum at a given penalty, with its losses and errors."""
         steps = int(np.ceil(np.log10(self.easy / penalty)))
         for step in np.geomspace(self.easy, penalty, steps + 1) if steps > 0 else [penalty]:
-            here = self.settled(float(step))
-        at = self._at(here, penalty)
-        found = self.integrals(at)
-        return Minimum(Overlaps(at.T, at.M, at.Q), found.training_loss, found.test_loss, self.uncertain(penalty, here))
+            parameters = self.settled(float(step))
+        at = self._at(parameters, penalty)
+        moments = self.integrals(at)
+        return Minimum(
+            Overlaps(at.T, at.M, at.Q), moments.training_loss, moments.test_loss, self.uncertain(penalty, parameters)
+        )
 
     def overlaps(self, penalty: float) -> Overlaps:
         """Overlaps at the fixed point."""
@@ -196,107 +198,113 @@ class PenaltyPath:
 
     def settled(self, penalty: float) -> Host:
         """Order parameters V, m_hat and Q_hat (3, P, P) at the fixed point."""
-        here, gap = self._guess(penalty), np.inf
+        parameters, gap = self._guess(penalty), np.inf
         if self.known:
-            here, gap = self._root(penalty, here)
+            parameters, gap = self._root(penalty, parameters)
         for attempt in range(ACCURACY.attempts):
             if not gap <= ACCURACY.close:
-                here, gap = self._iterated(penalty, here)
+                parameters, gap = self._iterated(penalty, parameters)
             if gap <= ACCURACY.close or (attempt and gap <= ACCURACY.stalled):
-                self.known.append((float(np.log(penalty)), here))
-                return here
-            if not np.isfinite(here).all():
+                self.known.append((float(np.log(penalty)), parameters))
+                return parameters
+            if not np.isfinite(parameters).all():
                 break
-            here, gap = self._root(penalty, here)
+            parameters, gap = self._root(penalty, parameters)
         raise ValueError(f"the fixed point at penalty {penalty:g} was not found (last relative change {gap:.1e})")
 
-    def _iterated(self, penalty: float, here: Host) -> tuple[Host, float]:
+    def _iterated(self, penalty: float, parameters: Host) -> tuple[Host, float]:
         """Run some fixed-point iterations; return the last relative change as well."""
         for _ in range(ACCURACY.iterations):
-            new = self._after(penalty, here)
-            gap = float(np.max(np.abs(new - here).max(axis=(1, 2)) / np.abs(new).max(axis=(1, 2))))
-            here = ACCURACY.weight * new + (1 - ACCURACY.weight) * here
+            updated = self._updated(penalty, parameters)
+            gap = float(np.max(np.abs(updated - parameters).max(axis=(1, 2)) / np.abs(updated).max(axis=(1, 2))))
+            parameters = ACCURACY.weight * updated + (1 - ACCURACY.weight) * parameters
             if not gap > ACCURACY.close:
                 break
-        return here, gap
+        return parameters, gap
 
-    def _at(self, here: Host, penalty: float) -> OrderParameters:
-        return order_parameters(here, self.T, penalty, self.features)
+    def _at(self, parameters: Host, penalty: float) -> OrderParameters:
+        return order_parameters(parameters, self.T, penalty, self.features)
 
     def _susceptibility(self, V_hat: Host, penalty: float) -> Host:
-        """V of V_hat (P, P)."""
+        """Susceptibility V (P, P) for a stiffness V_hat (P, P)."""
         if self.features is None:
             return np.asarray(np.linalg.inv(penalty * np.eye(self.P) + V_hat))
         values = self.features[:, None, None]
         return np.asarray(np.mean(values * np.linalg.inv(penalty * np.eye(self.P) + values * V_hat), axis=0))
 
-    def _after(self, penalty: float, parameters: Host) -> Host:
-        found = self.integrals(self._at(parameters, penalty))
-        V_hat, m_hat, Q_hat = (self.alpha * part for part in found[:3])
+    def _updated(self, penalty: float, parameters: Host) -> Host:
+        moments = self.integrals(self._at(parameters, penalty))
+        V_hat, m_hat, Q_hat = (self.alpha * moment for moment in moments[:3])
         return np.stack([self._susceptibility(V_hat, penalty), m_hat, Q_hat])
 
-    def _equations(self, penalty: float, here: Host) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
+    def _equations(
+        self, penalty: float, parameters: Host
+    ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
         """The fixed-point equations as a root problem: scaled unknowns, the map from unknowns to a point, and the residual."""
-        positive = self.P == 1 and bool((here > 0).all())
-        size = np.abs(here).max(axis=(1, 2), keepdims=True) * np.ones_like(here)
+        positive = self.P == 1 and bool((parameters > 0).all())
+        size = np.abs(parameters).max(axis=(1, 2), keepdims=True) * np.ones_like(parameters)
 
         def point(x: Host) -> Host:
             """Point of one component from logarithms of the unknowns, so that every step stays possible."""
-            moved = np.exp(np.clip(x, -100.0, 100.0)).reshape(here.shape) if positive else x.reshape(here.shape) * size
+            moved = (
+                np.exp(np.clip(x, -100.0, 100.0)).reshape(parameters.shape)
+                if positive
+                else x.reshape(parameters.shape) * size
+            )
             return np.asarray(moved, dtype=float)
 
         def gap(x: Host) -> Host:
-            there = point(x)
-            at = self._at(there, penalty)
+            trial = point(x)
+            at = self._at(trial, penalty)
             if min(np.linalg.eigvalsh(at.V).min(), np.linalg.eigvalsh(at.Q).min()) <= 0:
                 return np.full(len(x), 1e3)
             if not positive:
-                return np.asarray((self._after(penalty, there) / size).ravel() - x)
-            found = self.integrals(at)
+                return np.asarray((self._updated(penalty, trial) / size).ravel() - x)
+            moments = self.integrals(at)
             # alpha E g z* = lambda M says the same as the equation of M, without what cancels there; in units of that
             # equation it is as straight.
-            stiff = self.alpha * found.V_hat.item()
-            V_new, Q_new = self._susceptibility(np.array([[stiff]]), penalty).item(), self.alpha * found.Q_hat.item()
+            stiff = self.alpha * moments.V_hat.item()
+            V_new, Q_new = self._susceptibility(np.array([[stiff]]), penalty).item(), self.alpha * moments.Q_hat.item()
             if not (V_new > 0 and Q_new > 0):
                 return np.full(len(x), 1e3)
-            bare = (there[0] @ there[1] @ self.T).item()
-            off = self.alpha * found.along.item() - penalty * bare
-            return np.array([np.log(V_new) - x[0], off * V_new / bare, np.log(Q_new) - x[2]])
+            cross = (trial[0] @ trial[1] @ self.T).item()
+            off = self.alpha * moments.along.item() - penalty * cross
+            return np.array([np.log(V_new) - x[0], off * V_new / cross, np.log(Q_new) - x[2]])
 
-        return (np.log(here.ravel()) if positive else (here / size).ravel()), point, gap
+        return (np.log(parameters.ravel()) if positive else (parameters / size).ravel()), point, gap
 
-    def _root(self, penalty: float, here: Host) -> tuple[Host, float]:
+    def _root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
         """A nearby fixed point from a root finder and the residual of its equations; the input point if none is found."""
         from scipy.optimize import root
 
-        begin, point, gap = self._equations(penalty, here)
-        found = root(
+        begin, point, gap = self._equations(penalty, parameters)
+        solution = root(
             gap, begin, method="hybr", options={"xtol": ACCURACY.close, "maxfev": ACCURACY.effort * len(begin)}
         )
-        left, before = (float(np.abs(gaps).max()) for gaps in (found.fun, gap(begin)))
-        return (point(found.x), left) if left < before else (here, before)
+        final_gap, initial_gap = (float(np.abs(gaps).max()) for gaps in (solution.fun, gap(begin)))
+        return (point(solution.x), final_gap) if final_gap < initial_gap else (parameters, initial_gap)
 
-    def uncertain(self, penalty: float, here: Host) -> Overlaps:
+    def uncertain(self, penalty: float, parameters: Host) -> Overlaps:
         """Distance of this point's overlaps from those of the fixed point, by one step of Newton's method."""
-        x, point, gap = self._equations(penalty, here)
+        x, point, gap = self._equations(penalty, parameters)
         at = gap(x)
         nudge = 1e-5
-        slopes = np.stack([(gap(x + nudge * one) - at) / nudge for one in np.eye(len(x))], axis=1)
+        slopes = np.stack([(gap(x + nudge * unit) - at) / nudge for unit in np.eye(len(x))], axis=1)
         step = np.linalg.lstsq(slopes, -at, rcond=None)[0]
-        new, old = (self._at(point(where), penalty) for where in (x + step, x))
-        return Overlaps(np.zeros_like(self.T), np.abs(new.M - old.M), np.abs(new.Q - old.Q))
+        stepped, start = (self._at(point(unknowns), penalty) for unknowns in (x + step, x))
+        return Overlaps(np.zeros_like(self.T), np.abs(stepped.M - start.M), np.abs(stepped.Q - start.Q))
 
     def _guess(self, penalty: float) -> Host:
         """Initial guess at a penalty: power-law extrapolation through the two nearest known points (one component)."""
         x = float(np.log(penalty))
         near = sorted(self.known, key=lambda point: abs(point[0] - x))[:2]
         if not near:  # a small overlap and a small norm
-            one, start = np.eye(self.P), 1 + penalty
-            return np.stack([one / start, 0.1 * start * one, start**2 * (0.1 * one + 0.09 * self.T)])
+            identity, start = np.eye(self.P), 1 + penalty
+            return np.stack([identity / start, 0.1 * start * identity, start**2 * (0.1 * identity + 0.09 * self.T)])
         if len(near) == 1 or self.P > 1 or not (np.stack([near[0][1], near[1][1]]) > 0).all():
             return near[0][1]
-        (first, one), (second, two) = near
-        return np.asarray(one * (two / one) ** ((x - first) / (second - first)))
+        (x_1, point_1), (x_2, point_2) = near
+        return np.asarray(point_1 * (point_2 / point_1) ** ((x - x_1) / (x_2 - x_1)))
 
 
 @functools.lru_cache(maxsize=256)
@@ -317,21 +325,21 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
 
     paths = _paths(problem, alpha, LOSSES[loss])
     prior = float(np.trace(paths[0].T))
-    known: dict[float, float] = {}
+    excess_mse: dict[float, float] = {}
 
     reasons = ["the error is not finite"]
 
     def tried(x: float) -> float:
         """MSE minus that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
         try:
-            found = [path.overlaps(float(np.exp(x))) for path in paths]
+            overlaps = [path.overlaps(float(np.exp(x))) for path in paths]
         except ValueError as error:  # where an overlap or an error is too close to its end for doubles
             reasons.append(str(error))
             return np.inf
-        scale = best_length(found) if length == "posterior" else 1.0
-        M, Q = (np.mean([np.trace(each[k]) for each in found]) for k in (1, 2))
-        known[x] = float(scale * (scale * Q - 2 * M))
-        return known[x]
+        scale = best_length(overlaps) if length == "posterior" else 1.0
+        M, Q = (np.mean([np.trace(matrices[k]) for matrices in overlaps]) for k in (1, 2))
+        excess_mse[x] = float(scale * (scale * Q - 2 * M))
+        return excess_mse[x]
 
     # From a penalty at which the iteration always settles down to where the minimum is behind; up, where it is there.
     (smallest, largest), distance = np.log(PENALTIES), float(np.log(10.0))
@@ -342,15 +350,15 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
         )
     while x > smallest:
         x = max(x - distance, smallest)
-        value, least = tried(x), min(known.values())
-        if prior + value > 1.02 * (prior + least) or value > 0.98 * least:
+        value, lowest = tried(x), min(excess_mse.values())
+        if prior + value > 1.02 * (prior + lowest) or value > 0.98 * lowest:
             break
     x = start
-    while x < largest and min(known, key=known.__getitem__) == x:
-        before, x = known[x], min(x + distance, largest)
-        if not tried(x) < before - 1e-12 * abs(before):
+    while x < largest and min(excess_mse, key=excess_mse.__getitem__) == x:
+        previous, x = excess_mse[x], min(x + distance, largest)
+        if not tried(x) < previous - 1e-12 * abs(previous):
             break
-    best = min(known, key=known.__getitem__)
+    best = min(excess_mse, key=excess_mse.__getitem__)
     bounds = max(best - distance, smallest), min(best + distance, largest)
     minimize_scalar(tried, bounds=bounds, method="bounded", options={"xatol": 1e-5})
-    return float(np.exp(min(known, key=known.__getitem__)))
+    return float(np.exp(min(excess_mse, key=excess_mse.__getitem__)))

@@ -89,7 +89,7 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
     far = omega - v * loss.slope(y, omega)
     low, high = np.minimum(omega, far), np.maximum(omega, far)
     z = (low + high) / 2
-    before, last = high - low, high - low
+    earlier_move, last_move = high - low, high - low
     for _ in range(100):  # about ten are made
         pull, rise = v * loss.slope(y, z), v * loss.curvature(y, z)
         gap = z + pull - omega
@@ -99,10 +99,10 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
         low, high = np.where(gap <= 0, z, low), np.where(gap >= 0, z, high)
         move = -gap / (1 + rise)
         # Steps that do not shrink by half in two rounds may go to and fro for ever: the middle of the bracket instead.
-        sound = (z + move >= low) & (z + move <= high) & (np.abs(move) <= before / 2)
-        new = np.where(sound, z + move, (low + high) / 2)
-        before, last, z = last, np.abs(new - z), new
-        if np.all(last <= 1e-13 * (1 + np.abs(z))):
+        sound = (z + move >= low) & (z + move <= high) & (np.abs(move) <= earlier_move / 2)
+        next_z = np.where(sound, z + move, (low + high) / 2)
+        earlier_move, last_move, z = last_move, np.abs(next_z - z), next_z
+        if np.all(last_move <= 1e-13 * (1 + np.abs(z))):
             break
     return np.asarray(z)
 
@@ -114,7 +114,7 @@ def pull(loss: Loss, y: Host, omega: Host, z: Host, v: Host) -> Host:
     return np.where(v < 1, -loss.slope(y, z), (z - omega) / v)
 
 
-class Accuracy(NamedTuple):
+class IntegrationAccuracy(NamedTuple):
     """Numerical choices of the limit of convex risk minimization.
 
     Attributes
@@ -147,7 +147,7 @@ class Accuracy(NamedTuple):
     weight: float = 0.7
 
 
-ACCURACY = Accuracy()
+ACCURACY = IntegrationAccuracy()
 
 
 class OrderParameters(NamedTuple):
@@ -159,7 +159,7 @@ class OrderParameters(NamedTuple):
         Overlaps of the signal with itself, of the estimate with it, of the estimate with itself.
     V : ndarray
         Susceptibility; diagonal, as the loss is a sum over components.
-    rest : ndarray
+    conditional : ndarray
         Covariance of z* where omega is known, ``T - M^T Q^-1 M``.
     blur : ndarray
         Covariance of omega where z* is known, ``Q - M T^-1 M^T``.
@@ -169,11 +169,11 @@ class OrderParameters(NamedTuple):
     M: Host
     Q: Host
     V: Host
-    rest: Host
+    conditional: Host
     blur: Host
 
 
-class Moments(NamedTuple):
+class RiskMoments(NamedTuple):
     """``-E dg/domega``, ``E dg/dz*``, ``E g g^T`` and ``E g z*^T`` (P, P), summed over sites; mean losses of a sample."""
 
     V_hat: Host
@@ -185,16 +185,17 @@ class Moments(NamedTuple):
 
 
 def labels_of(problem: Problem) -> str | None:
-    """Type of the labels: ``"signs"``, ``"numbers"``, or None where they are not each of one site."""
+    """Type of the labels: ``"signs"`` or ``"numbers"``; None if a label depends on more than one site."""
     z = monte_carlo_rng("convex losses: what labels are").standard_normal((64, problem.components, problem.model.sites))
 
     def labels(z: Host) -> Host:
         rng = monte_carlo_rng("convex losses: noise of labels")
         return np.asarray(observable(problem.channel, problem.channel.forward(z, rng=rng)))
 
-    y, first = labels(z), np.arange(z.shape[-1]) == 0
+    y, is_first = labels(z), np.arange(z.shape[-1]) == 0
     if y.shape != z.shape or any(
-        not np.array_equal(labels(np.where(some, 2 * z, z))[..., ~some], y[..., ~some]) for some in (first, ~first)
+        not np.array_equal(labels(np.where(some, 2 * z, z))[..., ~some], y[..., ~some])
+        for some in (is_first, ~is_first)
     ):
         return None
     return "signs" if bool(np.isin(y, (-1, 1)).all()) else "numbers"
@@ -212,10 +213,12 @@ def _sites_apart(problem: Problem) -> bool:
     C = problem.model.sites
     rng = monte_carlo_rng("convex losses: sites")
     omega, y = rng.standard_normal((8, 1, C)), np.sign(rng.standard_normal((8, 1, C)))
-    other = y.copy()
-    other[:, :, 1:] *= -1
-    one, two = (np.asarray(problem.channel.posterior(labels, omega, np.eye(1)).mean)[:, :, 0] for labels in (y, other))
-    return bool(np.allclose(one, two, rtol=0, atol=1e-12))
+    flipped = y.copy()
+    flipped[:, :, 1:] *= -1
+    mean, flipped_mean = (
+        np.asarray(problem.channel.posterior(labels, omega, np.eye(1)).mean)[:, :, 0] for labels in (y, flipped)
+    )
+    return bool(np.allclose(mean, flipped_mean, rtol=0, atol=1e-12))
 
 
 class SignIntegrals:
@@ -234,30 +237,30 @@ class SignIntegrals:
         halvings = int(np.ceil(np.log2(reach / min(max(step, ACCURACY.finest), reach / 2))))
         positive = sorted({0.0, *(reach / 2.0**k for k in range(halvings + 1)), *(x for x in edges if 0 < x < reach)})
         ends = np.array([*(-x for x in positive[:0:-1]), *positive])
-        half, middle = np.diff(ends) / 2, (ends[1:] + ends[:-1]) / 2
+        half, midpoint = np.diff(ends) / 2, (ends[1:] + ends[:-1]) / 2
         x, w = self.panel
-        nodes, weights = middle[:, None] + half[:, None] * x, half[:, None] * w
+        nodes, weights = midpoint[:, None] + half[:, None] * x, half[:, None] * w
         return nodes.ravel(), (weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)).ravel()
 
-    def __call__(self, at: OrderParameters) -> Moments:
+    def __call__(self, at: OrderParameters) -> RiskMoments:
         """Integrals at given order parameters, by quadrature."""
-        rest = at.rest
-        m, q, v, left = at.M[0, 0], at.Q[0, 0], at.V[0, 0], rest[0, 0]
+        conditional = at.conditional
+        m, q, v, variance = at.M[0, 0], at.Q[0, 0], at.V[0, 0], conditional[0, 0]
         size = np.sqrt(q)
         # The curvature of the loss as a function of omega jumps at the kink plus V times the slope there.
         signs = np.array([1.0, -1.0])
         kinks = [signs * k for k in self.loss.kinks]
         edges = [float(x) for z in kinks for x in np.abs(z + v * self.loss.slope(signs, z)) / size]
-        nodes, weights = self._nodes(np.sqrt(left) / max(abs(m) / size, ACCURACY.finest), edges)
-        omega, known = size * nodes, m / size * nodes
-        spread = np.repeat(known[:, None, None], self.C, axis=2)
+        nodes, weights = self._nodes(np.sqrt(variance) / max(abs(m) / size, ACCURACY.finest), edges)
+        omega, teacher_mean = size * nodes, m / size * nodes
+        spread = np.repeat(teacher_mean[:, None, None], self.C, axis=2)
         plus, minus = (
-            np.asarray(self.channel.posterior(sign * np.ones_like(spread), spread, rest).mean)[:, 0, 0]
+            np.asarray(self.channel.posterior(sign * np.ones_like(spread), spread, conditional).mean)[:, 0, 0]
             for sign in (1.0, -1.0)
         )
         # The two posterior means average to the prior mean; their distances from it, less rounding, give the chance of a label.
-        blur = ROUNDING * np.abs(known)
-        above, below = (np.maximum(np.abs(mean - known) - blur, 0.0) for mean in (plus, minus))
+        blur = ROUNDING * np.abs(teacher_mean)
+        above, below = (np.maximum(np.abs(mean - teacher_mean) - blur, 0.0) for mean in (plus, minus))
         resolved = above + below > 1e4 * blur
         # Where no label moves the mean any more, the chance of a label stays what it was.
         shares = below[resolved] / (above + below)[resolved]
@@ -268,12 +271,12 @@ class SignIntegrals:
             h = proximal(self.loss, labels, omega, v)
             g = pull(self.loss, labels, omega, h, v)
             bend = self.loss.curvature(labels, h)
-            parts = bend / (1 + v * bend), g * (mean - known) / left, g * g, g * mean
+            integrands = bend / (1 + v * bend), g * (mean - teacher_mean) / variance, g * g, g * mean
             losses = self.loss.value(y, h), self.loss.value(y, omega)
-            total += np.array([np.sum(weights * p * part) for part in (*parts, *losses)])
+            total += np.array([np.sum(weights * p * integrand) for integrand in (*integrands, *losses)])
         total *= self.C
         V_hat, m_hat, Q_hat, along = (np.array([[value]]) for value in total[:4])
-        return Moments(V_hat, m_hat, Q_hat, along, float(total[4]), float(total[5]))
+        return RiskMoments(V_hat, m_hat, Q_hat, along, float(total[4]), float(total[5]))
 
 
 class SampledIntegrals:
@@ -291,7 +294,7 @@ class SampledIntegrals:
         labels = problem.channel.forward(self.z, rng=monte_carlo_rng("convex losses: noise", scramble))
         self.y = np.asarray(observable(problem.channel, labels), dtype=float)
 
-    def __call__(self, at: OrderParameters) -> Moments:
+    def __call__(self, at: OrderParameters) -> RiskMoments:
         """Integrals at given order parameters, by sampling."""
         omega = (at.M @ self.inverse) @ self.z + symmetric_root(at.blur) @ self.other
         y, n, v = self.y, len(self.y), np.diagonal(at.V)[:, None]
@@ -300,6 +303,6 @@ class SampledIntegrals:
         bend = self.loss.curvature(y, h)
         V_hat = np.diag(np.sum(bend / (1 + v * bend), axis=(0, 2)) / n)
         losses = (float(np.sum(self.loss.value(y, latents)) / n) for latents in (h, omega))
-        square, along = (np.einsum("npc,nqc->pq", g, other) / n for other in (g, self.z))
+        square, along = (np.einsum("npc,nqc->pq", g, factor) / n for factor in (g, self.z))
         # Stein's lemma: E g z*^T = -V_hat M + m_hat T.
-        return Moments(V_hat, (along + V_hat @ at.M) @ self.inverse, square, along, *losses)
+        return RiskMoments(V_hat, (along + V_hat @ at.M) @ self.inverse, square, along, *losses)

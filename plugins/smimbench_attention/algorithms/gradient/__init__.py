@@ -28,13 +28,13 @@ from smimbench_attention.algorithms.gradient.loss import LOSSES, LossGradient, f
 from smimbench_attention.algorithms.nuclear.limit import spectrum, wide_factor_point
 
 SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
-"""And the parameters that each needs."""
+"""Learning-rate schedules, with the parameters that each requires."""
 
 SURROGATE_BETA = (1.0, 20.0)
 """First and last inverse temperature of the softmax that replaces hardmax."""
 
 DEFAULT_STEPS = 1000
-"""Steps of a run that gives neither steps nor epochs."""
+"""Default number of steps, when neither steps nor epochs are given."""
 
 SEEN_AGAIN = "on samples seen again only sgd and muon have a theory, for signals of low rank"
 
@@ -51,7 +51,7 @@ class DescentState(NamedTuple):
     norm: Array | None  # mean square of the estimate's entries, where labels do not determine their scale
     loss: str
     total: int  # steps that will be made
-    done: int = 0  # steps made
+    steps_made: int = 0  # so far
     samples: int = 0  # processed so far, repeated ones counted each time
 
 
@@ -92,9 +92,9 @@ class Descent(Algorithm):
         require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
         require(self, "schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
         for key in ("decay_steps", "decay_factor"):
-            needed = key in SCHEDULES[self.schedule]
-            rule = f"{'given' if needed else 'left out'} with schedule = {self.schedule!r}"
-            require(self, key, needed == (getattr(self, key) is not None), rule)
+            is_required = key in SCHEDULES[self.schedule]
+            rule = f"{'given' if is_required else 'left out'} with schedule = {self.schedule!r}"
+            require(self, key, is_required == (getattr(self, key) is not None), rule)
         require(self, "decay_factor", self.decay_factor is None or 0 < self.decay_factor <= 1, "in (0, 1]")
         low, high = self.surrogate_beta or SURROGATE_BETA
         require(self, "surrogate_beta", 0 < low <= high < math.inf, "two numbers > 0, the second not below the first")
@@ -119,15 +119,15 @@ class Descent(Algorithm):
         return None
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
-        """None: entries that have a step size of their own each follow other equations than those of ``sgd``."""
+        """None: with a separate step size per entry, the equations of ``sgd`` do not apply."""
         return "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
 
     def _minimum(
         self, problem: Problem, alpha: float, conditions: Conditions, decay: float
     ) -> AlgorithmPrediction | str:
         """Theory's minimum of ``[sum_mu l + (decay/2) |W|^2] / D`` for full-batch descent, or why there is no theory."""
-        whole = not self.online and self.batch is None and not self.spherical
-        if not (decay and whole and problem.model.rank == "extensive"):
+        full_batch = not self.online and self.batch is None and not self.spherical
+        if not (decay and full_batch and problem.model.rank == "extensive"):
             return SEEN_AGAIN
         if (self.loss or fitting_loss(problem)) != "squared":
             return "the minimum of its loss has no theory here: it is not the squared error"
@@ -142,7 +142,7 @@ class Descent(Algorithm):
         return Plan(steps, size, draws_fresh=self.online, cost=lambda problem, data: problem.pass_cost(data, size))
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None) -> DescentState:
-        """Initial iid N(0, 1) factor; with ``students``, so many on one leading axis, which see the same samples."""
+        """Initial iid N(0, 1) factor; with ``students``, that many along a leading axis, all trained on the same samples."""
         if self.online and data.fresh is None:
             raise ValueError("online learning needs fresh samples, but none are available for this data set")
         xp, place, prior = namespace(data.inputs), matching(data.inputs), problem.prior
@@ -174,7 +174,7 @@ class Descent(Algorithm):
         xp = namespace(state.factor)
         basis: Any = problem.prior.factor
         inputs, targets, order = self._take(problem, data, state)
-        channel, notes = self._channel(problem, state.done / max(state.total - 1, 1))
+        channel, notes = self._channel(problem, state.steps_made / max(state.total - 1, 1))
         size, axes, samples = inputs.shape[0], _component_axes(problem, data), state.samples
         norm, penalty = self.normalisation(problem, data, size), self.penalty(data)
 
@@ -182,33 +182,35 @@ class Descent(Algorithm):
             nonlocal samples
             samples += size
             signal = state.signal if factor is state.factor else None
-            found = loss_gradient(problem, inputs, targets, factor, channel=channel, loss=state.loss, signal=signal)
-            value, gradient = norm * found.loss, norm * found.gradient
+            summed = loss_gradient(problem, inputs, targets, factor, channel=channel, loss=state.loss, signal=signal)
+            value, gradient = norm * summed.loss, norm * summed.gradient
             if penalty:
                 value = value + penalty / 2 * xp.sum(factor * factor, axis=tuple(range(value.ndim, factor.ndim)))
                 gradient = gradient + penalty * factor
             return LossGradient(value, gradient)
 
-        rate = self._rate(state.done, state.total)
-        factor, memory = self.advance(objective, state.factor, state.memory, rate, state.done + 1)
+        rate = self._rate(state.steps_made, state.total)
+        factor, memory = self.advance(objective, state.factor, state.memory, rate, state.steps_made + 1)
         if self.spherical:
             factor = _on_sphere(factor, axes)
-        new = state._replace(
+        next_state = state._replace(
             factor=factor,
             signal=basis.compose(factor),
             memory=memory,
-            done=state.done + 1,
+            steps_made=state.steps_made + 1,
             samples=samples,
             order=order,
         )
         change, axes = factor - state.factor, (axes[0] - 1, *axes)  # all components of a student
         residual = xp.max(xp.sqrt(xp.mean(change * change, axis=axes) / xp.mean(factor * factor, axis=axes)))
-        estimate = self.estimate(new)  # where labels leave the scale open, that of the factor means nothing
+        estimate = self.estimate(next_state)  # where labels leave the scale open, that of the factor means nothing
         overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
         overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
         if data.start is not None:
             notes.append("the given start is not used: gradient methods begin with a random factor")
-        return new, Info(residual, self_overlap=overlap, warning="; ".join(notes) or None, samples=new.samples)
+        return next_state, Info(
+            residual, self_overlap=overlap, warning="; ".join(notes) or None, samples=next_state.samples
+        )
 
     def estimate(self, state: DescentState) -> Array:
         """Signal formed from the factor, rescaled to the prior's norm where labels do not determine the norm."""
@@ -220,7 +222,7 @@ class Descent(Algorithm):
         return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
 
     def findings(self, state: DescentState) -> dict[str, Any]:
-        """Spectrum of a matrix under weight decay, where there may be a theory (see ``_minimum``); otherwise nothing."""
+        """Spectrum of a matrix under weight decay, where theory may exist (see ``_minimum``); otherwise nothing."""
         shape = state.signal.shape
         if not getattr(self, "weight_decay", 0) or len(shape) < 3 or shape[-1] != shape[-2]:
             return {}

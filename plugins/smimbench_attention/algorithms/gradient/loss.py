@@ -72,10 +72,10 @@ def loss_gradient(
     xp = namespace(factor)
     channel = problem.channel if channel is None else channel
 
-    def through_channel(part: slice, z: Array, students: tuple[int, ...]) -> tuple[Array, Array]:
+    def through_channel(chunk: slice, z: Array, students: tuple[int, ...]) -> tuple[Array, Array]:
         output = predict(channel, z)
         output = xp.reshape(output, (*students, -1, *output.shape[1:]))
-        value, cotangent = loss_of(xp, loss, output, targets[part, ...])
+        value, cotangent = loss_of(xp, loss, output, targets[chunk, ...])
         return value, channel.vjp(z, xp.reshape(cotangent, (z.shape[0], *cotangent.shape[len(students) + 1 :])))
 
     return latent_gradient(problem, inputs, factor, through_channel, signal)
@@ -109,11 +109,11 @@ def latent_gradient(
             held *= math.ceil(factor.shape[-1] * model.tokens / (2 * model.sites))
     total: Any = None
     gradient: Any = None
-    for part in sample_chunks(model, inputs, held):
-        x = inputs[part, ...]
+    for chunk in sample_chunks(model, inputs, held):
+        x = inputs[chunk, ...]
         z, pull = (model.forward(x, signal), None) if scaled is None else model.forward_gram(x, scaled)
         # Channels need not know of students: their samples stand one behind the other.
-        value, slope = local(part, xp.reshape(z, (-1, *z.shape[-2:])), students)
+        value, slope = local(chunk, xp.reshape(z, (-1, *z.shape[-2:])), students)
         g = xp.reshape(slope, z.shape)
         back = model.adjoint(x, g) if pull is None else pull(g)
         value = xp.sum(value, axis=tuple(range(lead, value.ndim)))
@@ -133,8 +133,8 @@ def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Ar
         return difference * difference, 2 * difference
     # A probability that has underflowed to 0 would make 0/0 of its share in the gradient.
     floor = float(xp.finfo(output.dtype).smallest_normal)
-    kept = xp.where(output > floor, output, xp.full_like(output, floor))
-    return -target * xp.log(kept), -target / kept
+    floored = xp.where(output > floor, output, xp.full_like(output, floor))
+    return -target * xp.log(floored), -target / floored
 
 
 # -- what cannot be differentiated ---------------------------------------------------------------------------------------

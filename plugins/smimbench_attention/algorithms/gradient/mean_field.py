@@ -1,4 +1,4 @@
-r"""Mean-field dynamics of descent on samples that are seen again: the law of all overlaps at every D, and its limit.
+r"""Mean-field dynamics of descent on reused samples: the law of all overlaps at every D, and its limit.
 
 Descent on n samples meets the data X (rows ``x_mu / sqrt(D)``) only in products ``X w`` and ``X^T g``. Let ``q_k`` be
 orthonormal vectors of features (teacher, start, then what a gradient adds), and ``p_j`` of samples (what the ``g_s`` of step
@@ -42,9 +42,9 @@ from smimbench_attention.algorithms.gradient import SEEN_AGAIN, online_fields
 from smimbench_attention.algorithms.gradient.loss import fitting_loss, loss_of
 from smimbench_attention.algorithms.gradient.online import (
     LARGEST,
+    DescentRule,
     Diverges,
     Path,
-    Rule,
     TooLong,
     gram_of,
     moved,
@@ -54,7 +54,7 @@ from smimbench_attention.algorithms.gradient.online_theory import no_equations, 
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 
-class Accuracy(NamedTuple):
+class MeanFieldAccuracy(NamedTuple):
     """Numerical settings of mean-field dynamics; a row is a site of a sample.
 
     Attributes
@@ -87,13 +87,13 @@ class Accuracy(NamedTuple):
     fresh: int = 2**16
 
 
-ACCURACY = Accuracy()
+ACCURACY = MeanFieldAccuracy()
 
 EVERYTHING = slice(None)
 
 
 class System(NamedTuple):
-    """Samples, those of a batch, and D; noise of linear labels whose second moments are to be those of the limit."""
+    """Numbers of samples and of samples per batch, and D; noise of linear labels if second moments are those of the limit."""
 
     samples: int
     batch: int
@@ -102,19 +102,19 @@ class System(NamedTuple):
 
 
 class _Columns:
-    """Vectors (rows, count) to which more are added."""
+    """A growing set of vectors, stored as columns (rows, count)."""
 
-    def __init__(self, first: Host) -> None:
-        self._room, self.count = first, first.shape[1]
+    def __init__(self, vectors: Host) -> None:
+        self._room, self.count = vectors, vectors.shape[1]
 
     @property
     def filled(self) -> Host:
         """All vectors so far, a view."""
         return self._room[:, : self.count]
 
-    def of(self, n: int, part: Any) -> Host:
-        """Their entries (rows, count) that belong to a part of n samples."""
-        rows = self.filled.reshape(n, len(self._room) // n, self.count)[part]
+    def of(self, n: int, samples: Any) -> Host:
+        """Entries (rows, count) of the vectors that belong to some of the n samples."""
+        rows = self.filled.reshape(n, len(self._room) // n, self.count)[samples]
         return np.asarray(rows.reshape(len(rows) * rows.shape[1], self.count))
 
     def add(self, vector: Host) -> None:
@@ -128,7 +128,13 @@ class _Columns:
 
 
 def descend(
-    problem: Problem, loss: str, rule: Rule, start: Overlaps, wanted: Host, system: System, rng: np.random.Generator
+    problem: Problem,
+    loss: str,
+    rule: DescentRule,
+    start: Overlaps,
+    recorded_steps: Host,
+    system: System,
+    rng: np.random.Generator,
 ) -> tuple[Host, Host]:
     """Gram matrices (steps, R, R) of teacher, student and velocity, and the mean loss (steps,) of the samples, at given steps.
 
@@ -147,11 +153,11 @@ def descend(
     n, batch, D, noise = system
     P, C = problem.components, problem.model.sites
     rows, work, exact = n * C, 0.0, noise is not None
-    first = rng.standard_normal((rows, 3 * P))
+    normals = rng.standard_normal((rows, 3 * P))
     if exact:
-        known = _Columns(np.linalg.qr(first)[0])
-        first = known.filled * math.sqrt(rows)
-    h, p = _Columns(first[:, : 2 * P]), _Columns(np.empty((rows, 0)))
+        basis = _Columns(np.linalg.qr(normals)[0])
+        normals = basis.filled * math.sqrt(rows)
+    h, p = _Columns(normals[:, : 2 * P]), _Columns(np.empty((rows, 0)))
     vectors = triangle(gram_of([start], rule.momentum))[0][:, : 2 * P]
 
     def latents(fields: Host, of: Host) -> Host:
@@ -161,63 +167,63 @@ def descend(
     if noise is None:
         labels = np.asarray(observable(channel, channel.forward(truth, rng=rng)))
     else:
-        labels = truth + math.sqrt(noise) * latents(first[:, 2 * P :], np.eye(P))
+        labels = truth + math.sqrt(noise) * latents(normals[:, 2 * P :], np.eye(P))
 
     def loss_at(z: Host, labels: Host) -> tuple[Host, Host]:
         return loss_of(np, loss, predict(channel, z), labels)
 
-    def perpendicular(vector: Host, part: Any = EVERYTHING) -> Host:
-        """A vector that vanishes outside a part of the samples, without its components along the p."""
-        rest: Host = -(p.filled @ (p.of(n, part).T @ vector))
-        rest.reshape(n, C)[part] += vector.reshape(-1, C)
-        return rest
+    def perpendicular(vector: Host, samples: Any = EVERYTHING) -> Host:
+        """Remove the components along all p from a vector that vanishes outside the given samples."""
+        remainder: Host = -(p.filled @ (p.of(n, samples).T @ vector))
+        remainder.reshape(n, C)[samples] += vector.reshape(-1, C)
+        return remainder
 
     def fresh() -> Host:
-        """Column ``a_k`` without its components along all p, or orthogonal to all that there is."""
+        """Draw a column ``a_k``, orthogonal to all p, or with ``exact`` to all previous vectors."""
         a = rng.standard_normal(rows)
         if not exact:
             return perpendicular(a)
         for _ in range(2):  # all p are in the span of what is known
-            a -= known.filled @ (known.filled.T @ a)
-        known.add(a / np.linalg.norm(a))
-        return math.sqrt(rows) * known.filled[:, -1]
+            a -= basis.filled @ (basis.filled.T @ a)
+        basis.add(a / np.linalg.norm(a))
+        return math.sqrt(rows) * basis.filled[:, -1]
 
     grams: list[Host] = []
     losses: list[float] = []
     order = np.empty(0, dtype=np.int64)
-    for step in range(int(wanted[-1]) + 1):
+    for step in range(int(recorded_steps[-1]) + 1):
         gram = vectors @ vectors.T
         if not np.abs(gram[: 2 * P, : 2 * P]).max() <= LARGEST:  # NaN, too
             raise Diverges("the overlaps grow without bound")
-        if step == wanted[len(grams)]:
+        if step == recorded_steps[len(grams)]:
             grams.append(gram)
             losses.append(loss_at(latents(h.filled, vectors[P : 2 * P]), labels)[0].sum() / n)
-        if len(grams) == len(wanted):
+        if len(grams) == len(recorded_steps):
             break
-        part: Any = EVERYTHING
+        samples: Any = EVERYTHING
         if batch < n:
             order = order if len(order) else rng.permutation(n)
-            part, order = order[:batch], order[batch:]
-        own = h.of(n, part)
-        z = latents(own, vectors[P : 2 * P])
+            samples, order = order[:batch], order[batch:]
+        batch_fields = h.of(n, samples)
+        z = latents(batch_fields, vectors[P : 2 * P])
         size = len(z)
-        g = np.asarray(channel.vjp(z, loss_at(z, labels[part])[1])).swapaxes(1, 2).reshape(-1, P)
-        gradient = g.T @ own / size
+        g = np.asarray(channel.vjp(z, loss_at(z, labels[samples])[1])).swapaxes(1, 2).reshape(-1, P)
+        gradient = g.T @ batch_fields / size
         for k in range(P):
-            whole = np.linalg.norm(g[:, k])
-            rest = perpendicular(g[:, k], part)
-            if np.linalg.norm(rest) < whole / 2:  # rounding that is left along the p would grow
-                rest = perpendicular(rest)
-            length = np.linalg.norm(rest)
-            if length <= ACCURACY.tolerance * whole or p.count == rows:
+            norm = np.linalg.norm(g[:, k])
+            remainder = perpendicular(g[:, k], samples)
+            if np.linalg.norm(remainder) < norm / 2:  # rounding that is left along the p would grow
+                remainder = perpendicular(remainder)
+            length = np.linalg.norm(remainder)
+            if length <= ACCURACY.tolerance * norm or p.count == rows:
                 continue
-            p.add(rest / length)
-            if exact and known.count >= rows:
+            p.add(remainder / length)
+            if exact and basis.count >= rows:
                 raise TooLong("more directions than rows")
             if not exact and h.count >= D:  # no feature is left
                 continue
             h.add(math.sqrt(D if exact else rng.chisquare(D - h.count)) * p.filled[:, -1] + fresh())
-            onto = g.T @ h.filled[:, -1].reshape(n, C)[part].reshape(-1, 1) / size
+            onto = g.T @ h.filled[:, -1].reshape(n, C)[samples].reshape(-1, 1) / size
             gradient = np.concatenate([gradient, onto], axis=1)
             vectors = np.concatenate([vectors, np.zeros((len(vectors), 1))], axis=1)
         vectors = moved(rule, vectors, gradient, step)
@@ -225,7 +231,7 @@ def descend(
             vectors[P : 2 * P] /= np.linalg.norm(vectors[P : 2 * P], axis=1, keepdims=True)
         work += rows * p.count
         if work > ACCURACY.work:
-            raise TooLong(f"{wanted[-1]} steps")
+            raise TooLong(f"{recorded_steps[-1]} steps")
     return np.stack(grams), np.array(losses)
 
 
@@ -234,7 +240,7 @@ def _test_error(problem: Problem, loss: str, gram: Host, count: int, index: int)
     channel: Any = problem.channel
     P, C = problem.components, problem.model.sites
     points = normal_points(2 * P * C, count, "mean-field dynamics: fresh samples", index).reshape(count, 2 * P, C)
-    latents = [one @ points for one in triangle(gram[:, : 2 * P, : 2 * P])]
+    latents = [root @ points for root in triangle(gram[:, : 2 * P, : 2 * P])]
     rng = monte_carlo_rng("mean-field dynamics: fresh labels", index)
     labels = np.asarray(observable(channel, channel.forward(latents[0][:, :P], rng=rng)))  # the teacher never changes
     return np.array([loss_of(np, loss, predict(channel, z[:, P:]), labels)[0].sum() / count for z in latents])
@@ -243,7 +249,7 @@ def _test_error(problem: Problem, loss: str, gram: Host, count: int, index: int)
 def mean_field_theory(
     algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Prediction for descent on samples that are seen again, with its trajectory, or the reason why there is none.
+    """Prediction for descent on reused samples, with its trajectory, or the reason why there is none.
 
     With all samples in every step, and labels that leave no sign open, it is the limit. Else the law at the dimension of the
     runs, from their starts: it decides how large the overlap of a random start is, and how random a batch.
@@ -267,7 +273,7 @@ def mean_field_theory(
     loss = algorithm.loss or fitting_loss(problem)
     limit = batch == n and not open_sign
     noise = noise_of_identity(problem) if limit and loss == "squared" else None
-    rule = Rule(
+    rule = DescentRule(
         rate=lambda step: algorithm._rate(step, steps),
         fraction=1.0,
         decay=algorithm.weight_decay,
@@ -278,8 +284,8 @@ def mean_field_theory(
     if algorithm.moves == "polar":
         rule = replace(rule, direction=lambda along, metric: algorithm.direction(along) / max(along.shape) ** 0.5)
     accuracy, second = ACCURACY, np.asarray(prior.second_moment(P))
-    more = ", or larger batches" if algorithm.epochs and batch < n else ""
-    too_long = f"its {steps} steps need more than a minute, or too much memory; ask for fewer steps{more}"
+    advice = ", or larger batches" if algorithm.epochs and batch < n else ""
+    too_long = f"its {steps} steps need more than a minute, or too much memory; ask for fewer steps{advice}"
     starts: Any = [Overlaps(second, 0 * second, np.eye(P))]
     if noise is not None:
         sets, samples = 1, math.ceil(((3 + min(steps, 1000)) * P + 1) / C)
@@ -287,9 +293,9 @@ def mean_field_theory(
         method = "closed form"
     elif limit:
         sets = accuracy.sets
-        needed = min(math.ceil(accuracy.smallest * max(1.0, alpha)) + 1, 2**20 // C)
-        most = 2 * accuracy.work / (P * steps**2) / (sets * C)
-        samples = int(min(max(accuracy.rows / (sets * C), needed), most))
+        minimum = min(math.ceil(accuracy.smallest * max(1.0, alpha)) + 1, 2**20 // C)
+        maximum = 2 * accuracy.work / (P * steps**2) / (sets * C)
+        samples = int(min(max(accuracy.rows / (sets * C), minimum), maximum))
         system = System(samples, samples, round(samples / alpha))
         method = f"{sets} draws at D = {system.dimension}"
         if min(samples, system.dimension) < accuracy.smallest:
@@ -297,22 +303,22 @@ def mean_field_theory(
     else:
         columns = min(P * steps, n * C)
         price = n * C * columns * (steps - columns / (2 * P)) + accuracy.overhead * steps
-        fewest, most = accuracy.draws
-        given = max(1, len(conditions.starts))
-        sets = max(fewest, int(min(accuracy.rows / (n * C), accuracy.work / price, most)))
-        sets = given * max(math.ceil(fewest / given), sets // given)  # every start as often
+        fewest, maximum = accuracy.draws
+        start_count = max(1, len(conditions.starts))
+        sets = max(fewest, int(min(accuracy.rows / (n * C), accuracy.work / price, maximum)))
+        sets = start_count * max(math.ceil(fewest / start_count), sets // start_count)  # every start as often
         system = System(n, batch, D)
         method = f"{sets} draws at this dimension"
         if sets * price > accuracy.work:
             return too_long
         starts = conditions.starts or typical_starts(problem, D, algorithm.spherical, sets)
-    wanted = np.unique([0, *np.geomspace(1, steps, online_fields.ACCURACY.moments).round().astype(int)])
+    recorded_steps = np.unique([0, *np.geomspace(1, steps, online_fields.ACCURACY.moments).round().astype(int)])
     try:
         drawn: list[tuple[Host, Host]] = []
         for i in range(sets):
             rng = monte_carlo_rng("mean-field dynamics", i)
             with suppress(*(() if limit else (Diverges,))):
-                drawn.append(descend(problem, loss, rule, starts[i % len(starts)], wanted, system, rng))
+                drawn.append(descend(problem, loss, rule, starts[i % len(starts)], recorded_steps, system, rng))
         if 2 * len(drawn) < sets:
             raise Diverges("more than half of the draws diverge")
         if len(drawn) < sets:
@@ -322,20 +328,22 @@ def mean_field_theory(
         return too_long
     except Diverges:
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
-    grams, train = (np.stack(parts) for parts in zip(*drawn))
-    path = Path.of(wanted.tolist(), grams[:, :, None], P)
-    at_end = [[Overlaps(*(part[i, -1, 0] for part in path[1:]))] for i in range(sets)]
+    grams, train = (np.stack(column) for column in zip(*drawn))
+    path = Path.of(recorded_steps.tolist(), grams[:, :, None], P)
+    at_end = [[Overlaps(*(overlaps[i, -1, 0] for overlaps in path[1:]))] for i in range(sets)]
     point = limit_point(problem, alpha, at_end, method=f"mean-field dynamics, {method}", branch="descent")
-    found = trajectory_of(problem, path, 1)
-    del found["samples"]
+    trajectory = trajectory_of(problem, path, 1)
+    del trajectory["samples"]
     if batch < n:
-        epochs, rest = np.divmod(wanted, math.ceil(n / batch))
-        found["samples"] = (n * epochs + batch * rest).tolist()
+        epochs, remainder = np.divmod(recorded_steps, math.ceil(n / batch))
+        trajectory["samples"] = (n * epochs + batch * remainder).tolist()
     if noise is None:
         test = np.stack([_test_error(problem, loss, gram, accuracy.fresh // sets, i) for i, gram in enumerate(grams)])
     else:
-        test = C * (np.sum(np.reshape(found["mse"], (1, len(wanted), P)), axis=2) + P * float(noise.mean()))
+        test = C * (
+            np.sum(np.reshape(trajectory["mse"], (1, len(recorded_steps), P)), axis=2) + P * float(noise.mean())
+        )
     for name, values in (("train_error", train), ("test_error", test)):
         spread = values.std(axis=0, ddof=1) / math.sqrt(sets) if sets > 1 else 0 * values[0]
-        found |= {name: values.mean(axis=0).tolist(), f"{name}_error": spread.tolist()}
-    return replace(point, trajectory=found, at_size=bool(conditions.starts) and not limit)
+        trajectory |= {name: values.mean(axis=0).tolist(), f"{name}_error": spread.tolist()}
+    return replace(point, trajectory=trajectory, at_size=bool(conditions.starts) and not limit)

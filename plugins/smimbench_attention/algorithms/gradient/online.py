@@ -67,11 +67,11 @@ class Diverges(ValueError):
 
 
 class TooLong(ValueError):
-    """Solving the equations would take more than a minute, because there are too many steps."""
+    """The equations have too many steps to be solved within a minute."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class DescentRule:
     """Update rule of the student: learning rate, momentum, decay and constraint.
 
     Attributes
@@ -100,7 +100,7 @@ class Rule:
 
 
 class Path(NamedTuple):
-    """Overlaps at some steps: arrays (sets of points or draws, steps, starts, P, P)."""
+    """Overlaps at the recorded steps: arrays (sets of points or draws, steps, starts, P, P)."""
 
     steps: Host
     truth: Host
@@ -111,19 +111,19 @@ class Path(NamedTuple):
     def of(cls, steps: Sequence[int], gram: Host, P: int) -> Path:
         """Overlaps from Gram matrices (sets, steps, starts, R, R) of teacher, student and further vectors."""
         teacher, student = slice(0, P), slice(P, 2 * P)
-        truth, cross, own = (gram[..., a, b] for a, b in ((teacher, teacher), (student, teacher), (student, student)))
-        return cls(np.asarray(steps), truth, cross, own)
+        truth, cross = gram[..., teacher, teacher], gram[..., student, teacher]
+        return cls(np.asarray(steps), truth, cross, gram[..., student, student])
 
 
 def gram_of(starts: Sequence[Overlaps], momentum: float) -> Host:
     """Gram matrices (starts, R, R) of teacher, student and, with momentum, a velocity of 0."""
-    truth, cross, own = (np.stack([np.asarray(start[i], dtype=float) for start in starts]) for i in range(3))
+    truth, cross, student = (np.stack(column).astype(float) for column in zip(*starts))
     P = truth.shape[-1]
-    gram = np.block([[truth, turned(cross)], [cross, own]])
+    gram = np.block([[truth, turned(cross)], [cross, student]])
     return np.pad(gram, ((0, 0), (0, P), (0, P))) if momentum else gram
 
 
-def moved(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
+def moved(rule: DescentRule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
     """Teacher, student and velocity (..., R, K) after one more step, not yet on a sphere.
 
     Parameters
@@ -136,22 +136,22 @@ def moved(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Host | N
     P = gradient.shape[-2]
     student = slice(P, 2 * P)
     along = gradient = gradient + rule.decay * vectors[..., student, :]
-    new = vectors.copy()
+    next_vectors = vectors.copy()
     if rule.momentum:
         velocity = rule.momentum * vectors[..., 2 * P :, :] + gradient
-        new[..., 2 * P :, :] = velocity
+        next_vectors[..., 2 * P :, :] = velocity
         along = gradient + rule.momentum * velocity if rule.nesterov else velocity
     if rule.direction is not None:
         along = rule.direction(along, metric)
-    new[..., student, :] -= rule.rate(step) * along
-    return new
+    next_vectors[..., student, :] -= rule.rate(step) * along
+    return next_vectors
 
 
-def gram_after(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
+def gram_after(rule: DescentRule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
     """Gram matrix (..., R, R) of teacher, student and velocity after one more step; arguments as of ``moved``."""
-    new = moved(rule, vectors, gradient, step, metric)
+    next_vectors = moved(rule, vectors, gradient, step, metric)
     student = slice(gradient.shape[-2], 2 * gradient.shape[-2])
-    gram = (new if metric is None else new @ metric) @ turned(new)
+    gram = (next_vectors if metric is None else next_vectors @ metric) @ turned(next_vectors)
     if rule.spherical:
         scale = np.ones(gram.shape[:-1])
         scale[..., student] = 1 / np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1)[..., student])
@@ -160,32 +160,32 @@ def gram_after(rule: Rule, vectors: Host, gradient: Host, step: int, metric: Hos
 
 
 def follow(
-    after: Callable[[Host, int], Host],
+    advance: Callable[[Host, int], Host],
     gram: Host,
     P: int,
-    wanted: Sequence[int],
-    least: float,
-    seen: Callable[[Host], Host] = lambda gram: gram,
+    recorded_steps: Sequence[int],
+    surviving_share: float,
+    readout: Callable[[Host], Host] = lambda gram: gram,
 ) -> Path:
-    """Iterate Gram matrices (sets, starts, R, R); they are NaN from where one has diverged. The path keeps ``seen(gram)``.
+    """Iterate Gram matrices (sets, starts, R, R); diverged ones are NaN. The path records ``readout(gram)``.
 
     Raises
     ------
     Diverges
         If a smaller share than ``least`` has not diverged.
     """
-    kept, alive, marks = [seen(gram)], np.ones(gram.shape[:2], dtype=bool), set(wanted)
+    recorded, alive, marks = [readout(gram)], np.ones(gram.shape[:2], dtype=bool), set(recorded_steps)
     with np.errstate(over="ignore", invalid="ignore"):
-        for step in range(int(wanted[-1])):
-            gram = after(gram, step)
+        for step in range(int(recorded_steps[-1])):
+            gram = advance(gram, step)
             # NaN and infinity fail, too. Velocities are as much larger as they are slow to change.
             alive &= np.abs(gram[..., : 2 * P, : 2 * P]).max(axis=(-2, -1)) <= LARGEST
-            if alive.mean() < least:
+            if alive.mean() < surviving_share:
                 raise Diverges("the overlaps grow without bound")
             gram = np.where(alive[..., None, None], gram, 0.0)
             if step + 1 in marks:
-                kept.append(seen(np.where(alive[..., None, None], gram, np.nan)))
-    return Path.of(wanted, np.stack(kept, axis=1), P)
+                recorded.append(readout(np.where(alive[..., None, None], gram, np.nan)))
+    return Path.of(recorded_steps, np.stack(recorded, axis=1), P)
 
 
 # -- the recursion of the mean -------------------------------------------------------------------------------------------
@@ -196,7 +196,9 @@ def price(problem: Problem, loss: str, steps: int, starts: int) -> float:
     return steps * (starts * latents_of_a_step(problem, loss) + 500)
 
 
-def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], wanted: Sequence[int]) -> Path:
+def solve(
+    problem: Problem, loss: str, rule: DescentRule, starts: Sequence[Overlaps], recorded_steps: Sequence[int]
+) -> Path:
     """Overlaps at given steps by the closed equations, interpolated from fewer points if there are many steps.
 
     Parameters
@@ -210,7 +212,7 @@ def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], w
     ------
     Diverges, TooLong
     """
-    accuracy, steps, P = online_fields.ACCURACY, int(wanted[-1]), problem.components
+    accuracy, steps, P = online_fields.ACCURACY, int(recorded_steps[-1]), problem.components
     points = accuracy.points
     if steps > accuracy.fewest_steps:
         points = min(points, int(points * accuracy.latents / price(problem, loss, steps, len(starts))))
@@ -219,19 +221,19 @@ def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], w
     begin = gram_of(starts, rule.momentum)
     fields, R = local_fields(problem, loss, begin[:, :P, :P], points), begin.shape[-1]
 
-    def after(gram: Host, step: int) -> Host:
+    def advance(gram: Host, step: int) -> Host:
         """Coordinates of the student after a step, in terms of the previous vectors and of noise orthogonal to them."""
-        found = fields(gram[..., P : 2 * P, :P], gram[..., P : 2 * P, P : 2 * P])
+        averages = fields(gram[..., P : 2 * P, :P], gram[..., P : 2 * P, P : 2 * P])
         gradient = np.zeros((*gram.shape[:-2], P, R + P))
-        gradient[..., :P], gradient[..., P : 2 * P] = found.on_teacher, found.on_student
+        gradient[..., :P], gradient[..., P : 2 * P] = averages.on_teacher, averages.on_student
         mean = gradient[..., :R]
         metric = np.zeros((*gram.shape[:-2], R + P, R + P))
         metric[..., :R, :R] = gram
-        metric[..., R:, R:] = found.square / rule.fraction + rule.spread * (mean @ gram @ turned(mean))
+        metric[..., R:, R:] = averages.square / rule.fraction + rule.spread * (mean @ gram @ turned(mean))
         gradient[..., R:] = np.eye(P)
         return gram_after(rule, np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P)), gradient, step, metric)
 
-    return follow(after, np.stack([begin] * evaluations(problem, loss)), P, wanted, 1.0)
+    return follow(advance, np.stack([begin] * evaluations(problem, loss)), P, recorded_steps, 1.0)
 
 
 # -- the law at finite D -------------------------------------------------------------------------------------------------
@@ -239,12 +241,12 @@ def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], w
 
 def affordable(problem: Problem, steps: int, batch: int, starts: int, dimension: int) -> int:
     """Number of draws per start that the time limit allows; 0 if too few to estimate their error."""
-    (fewest, most), sets = online_fields.ACCURACY.draws, online_fields.ACCURACY.sets
+    (fewest, maximum), sets = online_fields.ACCURACY.draws, online_fields.ACCURACY.sets
     a_draw = batch * problem.components * problem.model.sites
     within = (online_fields.ACCURACY.draw_latents / steps - 1000) / (
         a_draw * starts
     )  # a step costs 1000 latents on top
-    draws = int(min(within, max(most // starts, sets)))
+    draws = int(min(within, max(maximum // starts, sets)))
     enough = draws >= sets and draws * starts >= fewest
     return draws if enough and dimension > 4 * problem.components else 0
 
@@ -252,9 +254,9 @@ def affordable(problem: Problem, steps: int, batch: int, starts: int, dimension:
 def draw_paths(
     problem: Problem,
     loss: str,
-    rule: Rule,
+    rule: DescentRule,
     starts: Sequence[Overlaps],
-    wanted: Sequence[int],
+    recorded_steps: Sequence[int],
     draws: int,
     batch: int,
     dimension: int,
@@ -271,15 +273,13 @@ def draw_paths(
     channel: Any = problem.channel
     rng, n = monte_carlo_rng("online descent: draws", dimension, batch), draws * count
 
-    def after(gram: Host, step: int) -> Host:
+    def advance(gram: Host, step: int) -> Host:
         """Coordinates of the student after a step: a frame of the previous vectors, and P new directions for the gradient."""
         frame = triangle(gram.reshape(n, R, R))
         u = rng.standard_normal((n, R, B * C))
         fields = frame[:, : 2 * P] @ u
-        truth, z = (
-            np.ascontiguousarray(part.reshape(n, P, B, C).swapaxes(1, 2)).reshape(n * B, P, C)
-            for part in (fields[:, :P], fields[:, P:])
-        )
+        latents = fields.reshape(n, 2, P, B, C).swapaxes(2, 3)
+        truth, z = (np.ascontiguousarray(latents[:, k]).reshape(n * B, P, C) for k in range(2))
         labels = channel.forward(truth, rng=rng)
         cotangent = loss_of(np, loss, predict(channel, z), observable(channel, labels))[1]
         g = np.asarray(channel.vjp(z, cotangent)).reshape(n, B, P, C).swapaxes(1, 2).reshape(n, P, B * C)
@@ -290,15 +290,15 @@ def draw_paths(
         vectors = np.concatenate([frame, np.zeros((n, R, P))], axis=-1)
         return gram_after(rule, vectors, gradient, step).reshape(gram.shape)
 
-    return follow(after, np.stack([begin] * draws), P, wanted, 0.5)
+    return follow(advance, np.stack([begin] * draws), P, recorded_steps, 0.5)
 
 
 def triangle(gram: Host) -> Host:
     """Triangular roots (..., R, R) of Gram matrices; a linearly dependent vector gets no new direction."""
     root = np.zeros_like(gram)
     for k in range(gram.shape[-1]):
-        left = gram[..., k:, k] - np.einsum("...ij,...j->...i", root[..., k:, :k], root[..., k, :k])
-        pivot = left[..., :1]
-        known = pivot > 1e-12 * np.maximum(gram[..., k, k, None], 1e-300)
-        root[..., k:, k] = np.where(known, left / np.sqrt(np.where(known, pivot, 1.0)), 0.0)
+        remainder = gram[..., k:, k] - np.einsum("...ij,...j->...i", root[..., k:, :k], root[..., k, :k])
+        pivot = remainder[..., :1]
+        independent = pivot > 1e-12 * np.maximum(gram[..., k, k, None], 1e-300)
+        root[..., k:, k] = np.where(independent, remainder / np.sqrt(np.where(independent, pivot, 1.0)), 0.0)
     return root

@@ -26,7 +26,7 @@ from smimbench_attention.algorithms.gradient.loss import loss_of
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 
-class Accuracy(NamedTuple):
+class FieldAccuracy(NamedTuple):
     """Numerical settings of the theory of online descent; time is measured in latents.
 
     Attributes
@@ -84,7 +84,7 @@ class Accuracy(NamedTuple):
     moments: int = 120
 
 
-ACCURACY = Accuracy()
+ACCURACY = FieldAccuracy()
 
 
 class LocalFields(NamedTuple):
@@ -124,12 +124,12 @@ def local_fields(
     noise = noise_of_identity(problem) if loss == "squared" else None
     if noise is None:
         return _SampledFields(problem, loss, truth, points or ACCURACY.points)
-    sites, one = problem.model.sites, np.eye(truth.shape[-1])
-    rest, toward = truth + float(noise.mean()) * one, 2.0 * sites * one
+    sites, identity = problem.model.sites, np.eye(truth.shape[-1])
+    constant, toward = truth + float(noise.mean()) * identity, 2.0 * sites * identity
 
-    def fields(cross: Host, own: Host) -> LocalFields:
+    def fields(cross: Host, gram: Host) -> LocalFields:
         """Local fields of linear labels, ``g = 2 (z - z* - noise)``, in closed form."""
-        return LocalFields(-toward, toward, 4 * sites * (own - cross - turned(cross) + rest))
+        return LocalFields(-toward, toward, 4 * sites * (gram - cross - turned(cross) + constant))
 
     return fields
 
@@ -158,20 +158,20 @@ class _SampledFields:
         sets = _points_of_fields(problem, points)
         self.sets = [(points, *self._labels(points, index)) for index, points in enumerate(sets)]
 
-    def __call__(self, cross: Host, own: Host) -> LocalFields:
+    def __call__(self, cross: Host, gram: Host) -> LocalFields:
         mixing = cross @ self.inverse
-        student, free = _root(own - mixing @ turned(mixing))
-        both = np.concatenate([mixing, student], axis=-1)
-        found = [self._averages(each, *one) for each, one in zip(both, self.sets)]
-        along, square = (np.stack(parts) for parts in zip(*found))
+        student, free = _root(gram - mixing @ turned(mixing))
+        coefficients = np.concatenate([mixing, student], axis=-1)
+        averages = [self._averages(matrix, *points) for matrix, points in zip(coefficients, self.sets)]
+        along, square = (np.stack(column) for column in zip(*averages))
         on_student = along[..., self.P :] @ free
         return LocalFields((along[..., : self.P] - on_student @ mixing) @ self.inverse, on_student, square)
 
-    def _averages(self, both: Host, points: _Points, mean: Host, noise: Host | None) -> tuple[Host, Host]:
+    def _averages(self, coefficients: Host, points: _Points, mean: Host, noise: Host | None) -> tuple[Host, Host]:
         """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` from one set of points."""
-        starts, P, C = len(both), self.P, self.C
+        starts, P, C = len(coefficients), self.P, self.C
         u = points.fields.transpose(1, 0, 2).reshape(2 * P, -1)
-        z = (both @ u).reshape(starts, P, -1, C).swapaxes(1, 2).reshape(-1, P, C)
+        z = (coefficients @ u).reshape(starts, P, -1, C).swapaxes(1, 2).reshape(-1, P, C)
         output = predict(self.channel, z)
         label = np.concatenate([mean] * points.copies, axis=1)
 
@@ -183,11 +183,11 @@ class _SampledFields:
             g = np.asarray(self.channel.vjp(z, cotangent))
             return g.reshape(starts, -1, P, C).swapaxes(1, 2).reshape(starts, P, -1)
 
-        first = cotangent(label)
-        g, weight = rows(first), np.repeat(points.weights, C)
+        noiseless = cotangent(label)
+        g, weight = rows(noiseless), np.repeat(points.weights, C)
         square = (g * weight) @ turned(g)
         if noise is not None:
-            added = rows(cotangent(label + np.concatenate([noise] * points.copies, axis=1)) - first)
+            added = rows(cotangent(label + np.concatenate([noise] * points.copies, axis=1)) - noiseless)
             square = square + (added * weight) @ turned(added)
         return g @ (u * weight).T, square
 
@@ -195,29 +195,29 @@ class _SampledFields:
         """Mean labels (starts, points, ...) of the first part of the points, and random vectors with the labels' noise
         covariance (None without noise).
         """
-        first = points.fields[: len(points.fields) // points.copies]
-        truth = np.einsum("kij,njc->knic", self.root, first[:, : self.P])
+        unmirrored = points.fields[: len(points.fields) // points.copies]
+        truth = np.einsum("kij,njc->knic", self.root, unmirrored[:, : self.P])
         flat = truth.reshape(-1, self.P, self.C)
         rng = monte_carlo_rng("online descent: noise", index)
 
         def draw() -> Host:
             return np.asarray(observable(self.channel, self.channel.forward(flat, rng=rng)), dtype=float)
 
-        one = draw()
-        shape = (*truth.shape[:2], *one.shape[1:])
+        sample = draw()
+        shape = (*truth.shape[:2], *sample.shape[1:])
         if not _noisy(self.channel, self.P, self.C):
-            return one.reshape(shape), None
+            return sample.reshape(shape), None
         draws = max(ACCURACY.fewest_label_draws, ACCURACY.label_draws // len(flat))
-        one = draw().reshape(len(flat), -1)
+        sample = draw().reshape(len(flat), -1)
         mean: Any = 0.0
         square: Any = 0.0
         for _ in range(draws):
-            label = draw().reshape(one.shape)
+            label = draw().reshape(sample.shape)
             mean = mean + label / draws
-            square = square + (label - one)[:, :, None] * (label - one)[:, None, :] / draws
+            square = square + (label - sample)[:, :, None] * (label - sample)[:, None, :] / draws
         # The square of the noise that is left in the mean, and this: that of a label.
-        covariance = square - (mean - one)[:, :, None] * (mean - one)[:, None, :]
-        signs = rng.choice([-1.0, 1.0], one.shape)
+        covariance = square - (mean - sample)[:, :, None] * (mean - sample)[:, None, :]
+        signs = rng.choice([-1.0, 1.0], sample.shape)
         noise = (symmetric_root(covariance) @ signs[..., None])[..., 0]
         return np.reshape(mean, shape), np.asarray(noise).reshape(shape)
 
@@ -225,11 +225,11 @@ class _SampledFields:
 def _noisy(channel: Any, P: int, C: int) -> bool:
     """Whether repeated labels of the same latents differ."""
     z = monte_carlo_rng("online descent: latents").standard_normal((64, P, C))
-    one, two = (
+    labels, repeated = (
         np.asarray(observable(channel, channel.forward(z, rng=monte_carlo_rng("online descent: is there noise", draw))))
         for draw in range(2)
     )
-    return not np.array_equal(one, two)
+    return not np.array_equal(labels, repeated)
 
 
 def _counts(problem: Problem, points: int) -> list[int]:
@@ -242,22 +242,22 @@ def _counts(problem: Problem, points: int) -> list[int]:
 
 def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
     P, C = problem.components, problem.model.sites
-    counts, found = _counts(problem, points), []
+    counts, point_sets = _counts(problem, points), []
     if len(counts) == len(ACCURACY.nodes):
         for count in ACCURACY.nodes:
             x, w = gauss_hermite(count)
             grid = np.stack(np.meshgrid(x, x, indexing="ij"), axis=-1).reshape(-1, 2, 1)
             weights = np.outer(w, w).ravel()
-            found.append(_Points(grid, weights / weights.sum(), 1))
-        return found
+            point_sets.append(_Points(grid, weights / weights.sum(), 1))
+        return point_sets
     # The student's own part is mirrored: where there is no overlap, points of symmetric labels make none.
     mirror = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
     for scramble, count in enumerate(counts):
         base = normal_points(2 * P * C, count // 2, "online descent", scramble).reshape(-1, 2 * P, C)
         fields = np.sqrt(ACCURACY.widening) * np.concatenate([base, base * mirror])
         weights = np.exp(np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.widening - 1) / 2)
-        found.append(_Points(fields, weights / weights.sum(), 2))
-    return found
+        point_sets.append(_Points(fields, weights / weights.sum(), 2))
+    return point_sets
 
 
 def _root(matrix: Host) -> tuple[Host, Host]:

@@ -45,9 +45,9 @@ from smimbench.interfaces import Host
 from smimbench.numerics import inverse_root
 from smimbench_attention.algorithms.gradient.online import (
     LARGEST,
+    DescentRule,
     Diverges,
     Path,
-    Rule,
     follow,
     gram_after,
     moved,
@@ -60,11 +60,11 @@ FLUCTUATION = 0.08
 
 
 class Fluctuates(ValueError):
-    """The step of muon is carried by so few features, or samples, that its length is random at every dimension."""
+    """Muon's step depends on so few features or samples that its length fluctuates at every dimension."""
 
 
 def solve_features(
-    rule: Rule,
+    rule: DescentRule,
     moves: str,
     variances: Host,
     shares: Host,
@@ -72,7 +72,7 @@ def solve_features(
     sites: int,
     dimension: int,
     begin: Host,
-    wanted: Sequence[int],
+    recorded_steps: Sequence[int],
 ) -> Path:
     """Overlaps at given steps, in the metric of the latents: products of features k weigh ``lambda_k / D``.
 
@@ -94,45 +94,52 @@ def solve_features(
     P, R, rows = begin.shape[-1] // (3 if rule.momentum else 2), begin.shape[-1], rule.fraction * dimension * sites
     starts, fluctuations = begin.shape[1], [0.0]
     values, shares = (x[:, None, None, None] for x in (variances, shares))
-    one = np.eye(P)
-    difference = np.concatenate([-one, one, np.zeros((P, R - 2 * P))], axis=1)
+    identity = np.eye(P)
+    difference = np.concatenate([-identity, identity, np.zeros((P, R - 2 * P))], axis=1)
 
     def polar(along: Host, metric: Host | None) -> Host:
         """Polar factor, of the mean second moments and of the means behind them, next on the same axis."""
         assert metric is not None
         square = along @ metric @ turned(along)
         root = inverse_root(np.sum(shares * square[:, :starts], axis=0))
-        whole, m = (np.einsum("sij,ksij->ks", root @ root, part) / P for part in np.split(square, 2, axis=1))
-        f = np.maximum(whole - m, 0)
+        total, m = (np.einsum("sij,ksij->ks", root @ root, half) / P for half in np.split(square, 2, axis=1))
+        f = np.maximum(total - m, 0)
         few = np.max(np.sum(shares[..., 0, 0] * f * (f + 2 * m), axis=0)) / dimension
         fluctuations.append((P + 1) * (few + 1 / (4 * rows)))
         return np.concatenate([root, root]) @ along
 
-    def after(gram: Host, step: int) -> Host:
+    def advance(gram: Host, step: int) -> Host:
         error = difference @ gram @ turned(difference)
-        residual = np.sum(shares * values * error, axis=0) + noise * one
-        toward = 2 * sites * values * one
+        residual = np.sum(shares * values * error, axis=0) + noise * identity
+        toward = 2 * sites * values * identity
         fresh = 4 * sites / rule.fraction * values * residual + toward @ error @ toward / rows
         fresh[:, starts:] = 0
-        parts = [np.broadcast_to(part, (*error.shape[:-1], part.shape[-1])) for part in (toward @ difference, one)]
+        blocks = [toward @ difference, identity]
+        blocks = [np.broadcast_to(block, (*error.shape[:-1], block.shape[-1])) for block in blocks]
         metric = np.zeros((*gram.shape[:-2], R + P, R + P))
         metric[..., :R, :R], metric[..., R:, R:] = gram, fresh
         vectors = np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P))
-        return gram_after(rule, vectors, np.concatenate(parts, axis=-1), step, metric)
+        return gram_after(rule, vectors, np.concatenate(blocks, axis=-1), step, metric)
 
-    def seen(gram: Host) -> Host:
+    def weighted_mean(gram: Host) -> Host:
         return np.asarray(np.sum(shares * values * gram[:, :starts], axis=0, keepdims=True))
 
     if moves == "polar":
         rule, begin = replace(rule, direction=polar), np.concatenate([begin, begin], axis=1)
-    path = follow(after, begin, P, wanted, 1.0, seen)
+    path = follow(advance, begin, P, recorded_steps, 1.0, weighted_mean)
     if np.mean(fluctuations) > FLUCTUATION:
         raise Fluctuates(f"relative variance {np.mean(fluctuations):.2g}")
     return path
 
 
 def draw_signs(
-    rule: Rule, variances: Host, noise: float, rows: int, begin: Host, wanted: Sequence[int], rng: np.random.Generator
+    rule: DescentRule,
+    variances: Host,
+    noise: float,
+    rows: int,
+    begin: Host,
+    recorded_steps: Sequence[int],
+    rng: np.random.Generator,
 ) -> Path:
     """Overlaps of draws of ``signsgd`` at given steps, in the metric of the latents.
 
@@ -156,7 +163,7 @@ def draw_signs(
     scale, identity, degrees = np.sqrt(variances), np.eye(P), np.maximum(rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:
-        """Gradients of a batch of every draw."""
+        """Gradients of one batch for every draw."""
         u = (vectors[..., P : 2 * P, :] - vectors[..., :P, :]) * (scale / np.sqrt(D))
         covariance = u @ turned(u) + noise * identity
         whitening = inverse_root(covariance, 1e-30)
@@ -173,13 +180,13 @@ def draw_signs(
         return batch
 
     vectors, grams = begin, []
-    for step in range(int(wanted[-1]) + 1):
-        if step in wanted:
+    for step in range(int(recorded_steps[-1]) + 1):
+        if step in recorded_steps:
             gram = (vectors * variances) @ turned(vectors) / D
             # NaN fails, too.
             if not np.abs(gram[..., : 2 * P, : 2 * P]).max() <= LARGEST:
                 raise Diverges("the overlaps grow without bound")
             grams.append(gram)
-        if step < wanted[-1]:
+        if step < recorded_steps[-1]:
             vectors = moved(rule, vectors, gradient(vectors), step)
-    return Path.of(wanted, np.stack(grams, axis=1), P)
+    return Path.of(recorded_steps, np.stack(grams, axis=1), P)

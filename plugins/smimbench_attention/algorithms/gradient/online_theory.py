@@ -16,9 +16,9 @@ from smimbench.theory import aligned, limit_point, scores
 from smimbench_attention.algorithms.gradient import online_fields
 from smimbench_attention.algorithms.gradient.loss import fitting_loss
 from smimbench_attention.algorithms.gradient.online import (
+    DescentRule,
     Diverges,
     Path,
-    Rule,
     TooLong,
     affordable,
     draw_paths,
@@ -50,7 +50,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         if algorithm.spherical:
             return "descent on a sphere has no closed equations feature by feature"
         return "equations of single features are closed for linear labels of tokens that are independent only"
-    rule = Rule(
+    rule = DescentRule(
         rate=lambda step: algorithm._rate(step, steps),
         fraction=batch / D,
         decay=algorithm.weight_decay,
@@ -63,17 +63,17 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     starts = conditions.starts or typical_starts(problem, D, algorithm.spherical, accuracy.starts)
     # Equations that are linear in the overlaps start from their mean.
     begin = [mean_start(problem)] if closed and not conditions.starts else starts
-    wanted = sorted({0, *np.unique(np.geomspace(1, steps, accuracy.moments).round().astype(int)).tolist()})
+    recorded_steps = sorted({0, *np.unique(np.geomspace(1, steps, accuracy.moments).round().astype(int)).tolist()})
     draws = 0 if by_feature else affordable(problem, steps, batch, len(starts) * (8 if closed else 1), D)
     drawn = None
     try:
         if signs:
-            path = _by_draws_of_signs(problem, rule, wanted, D)
+            path = _by_draws_of_signs(problem, rule, recorded_steps, D)
         elif by_feature:
-            path = _by_feature(problem, rule, algorithm.moves, conditions.starts, wanted, D)
+            path = _by_feature(problem, rule, algorithm.moves, conditions.starts, recorded_steps, D)
         else:
-            drawn = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D) if draws else None
-            path = solve(problem, loss, rule, begin, wanted) if closed or drawn is None else drawn
+            drawn = draw_paths(problem, loss, rule, starts, recorded_steps, draws, batch, D) if draws else None
+            path = solve(problem, loss, rule, begin, recorded_steps) if closed or drawn is None else drawn
     except TooLong:
         return f"its {steps} steps take longer than a minute to solve; ask for fewer steps, or smaller batches"
     except Diverges:
@@ -91,18 +91,18 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     elif not (by_feature or conditions.starts):
         path, drawn = by_start(path), drawn and by_start(drawn)
     ends = _overlaps_at_end(path)
-    lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
+    diverged_share = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
     if averaged:
         method = f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
-        method += f"; {lost:.1%} of them diverge and are left out" if lost else ""
+        method += f"; {diverged_share:.1%} of them diverge and are left out" if diverged_share else ""
     point = limit_point(problem, alpha, ends, method=method, branch="online descent", prediction=not signs)
     if signs:
         # Errors of prediction of linear labels are linear in the overlaps: a few means stand for all draws.
-        sets = [np.array_split(part[:, -1, 0], online_fields.ACCURACY.sign_sets) for part in path[1:]]
-        means = [[Overlaps(*(draws.mean(axis=0) for draws in parts))] for parts in zip(*sets)]
+        sets = [np.array_split(overlaps[:, -1, 0], online_fields.ACCURACY.sign_sets) for overlaps in path[1:]]
+        means = [[Overlaps(*(draws.mean(axis=0) for draws in columns))] for columns in zip(*sets)]
         predicted = limit_point(problem, alpha, means, method=method).more
         point.more.update({name: predicted[name] for name in ("generalization_error", "generalization_error_error")})
-    found = trajectory_of(problem, path, batch)
+    trajectory = trajectory_of(problem, path, batch)
     if closed and not signs:
         # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.
         ratios = course = None
@@ -113,17 +113,17 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
             course = trajectory_of(problem, drawn, batch)
         for name in ("cosine", "squared_cosine"):
             point.more[f"{name}_error"] = _error_of_ratio(name, point.more, ratios, number)
-        found["overlap_error"] = _error_of_ratio("overlap", found, course, number)
+        trajectory["overlap_error"] = _error_of_ratio("overlap", trajectory, course, number)
     cheap = price(problem, loss, steps, len(starts)) < accuracy.limit_latents
     if conditions.trajectory and averaged and cheap:
         with suppress(Diverges, TooLong):  # the limit of large D is shown where it is known
-            limit = trajectory_of(problem, solve(problem, loss, rule, starts, wanted), 1)
-            found |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
-    return replace(point, trajectory=found, at_size=by_feature or bool(conditions.starts))
+            limit = trajectory_of(problem, solve(problem, loss, rule, starts, recorded_steps), 1)
+            trajectory |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
+    return replace(point, trajectory=trajectory, at_size=by_feature or bool(conditions.starts))
 
 
 def no_equations(problem: Problem) -> str | None:
-    """Reason why the factor of a signal of low rank does not move along gradients of these labels' loss, or None."""
+    """Reason why the equations of gradient descent on a low-rank factor do not apply to this problem, or None."""
     if problem.channel.vjp is None:
         return "hardmax is replaced by an annealed softmax, whose equations are not those of the labels"
     probe = np.arange(2.0 * problem.components).reshape(problem.components, 2)
@@ -133,7 +133,9 @@ def no_equations(problem: Problem) -> str | None:
     return None
 
 
-def _by_feature(problem: Problem, rule: Rule, moves: str, given: Sequence[Overlaps], wanted: list[int], D: int) -> Path:
+def _by_feature(
+    problem: Problem, rule: DescentRule, moves: str, starts: Sequence[Overlaps], recorded_steps: list[int], D: int
+) -> Path:
     """Path from the equations of single features; several starts are on its first axis, and their spread is the error.
 
     The equations of a gradient are linear: they start from the mean over all teachers and students.
@@ -144,33 +146,35 @@ def _by_feature(problem: Problem, rule: Rule, moves: str, given: Sequence[Overla
     R = P * (3 if rule.momentum else 2)
     noise: Any = noise_of_identity(problem)
     # In units of 20 seconds.
-    price = wanted[-1] * len(values) * R**2 / 8e7
+    price = recorded_steps[-1] * len(values) * R**2 / 8e7
     count = min(online_fields.ACCURACY.starts, int(1 / price))
-    given = given if problem.features is None else ()
-    if given:
-        begin = gram_of(given, rule.momentum)[None]
+    starts = starts if problem.features is None else ()
+    if starts:
+        begin = gram_of(starts, rule.momentum)[None]
     elif moves == "gradient" or len(values) == 1:
         begin = np.repeat(gram_of([mean_start(problem)], rule.momentum)[None], len(values), axis=0)
     elif count < 4 * P:
-        raise TooLong(f"{wanted[-1]} steps")
+        raise TooLong(f"{recorded_steps[-1]} steps")
     else:
         # Entries are N(0, 1); over the starts, those of a feature have exactly these second moments.
         draws = monte_carlo_rng("online descent: starts by feature", D).standard_normal((D, count, 2 * P))
         u, _, v = np.linalg.svd(draws, full_matrices=False)
-        both = np.sqrt(count) * (u @ v)
-        square = np.add.reduceat(both[..., :, None] * both[..., None, :], np.cumsum(shares) - shares)
+        white = np.sqrt(count) * (u @ v)
+        square = np.add.reduceat(white[..., :, None] * white[..., None, :], np.cumsum(shares) - shares)
         begin = np.zeros((len(values), count, R, R))
         begin[..., : 2 * P, : 2 * P] = square / shares[:, None, None, None]
-    path = solve_features(rule, moves, values, shares / D, float(noise.mean()), problem.model.sites, D, begin, wanted)
-    return path if given else by_start(path)
+    path = solve_features(
+        rule, moves, values, shares / D, float(noise.mean()), problem.model.sites, D, begin, recorded_steps
+    )
+    return path if starts else by_start(path)
 
 
-def _by_draws_of_signs(problem: Problem, rule: Rule, wanted: list[int], D: int) -> Path:
-    """Path of as many draws of ``signsgd``, from teacher and start to end, as there is time for."""
-    P, (fewest, most) = problem.components, online_fields.ACCURACY.sign_draws
-    count = min(most, int(online_fields.ACCURACY.sign_entries / (wanted[-1] * P * D)))
+def _by_draws_of_signs(problem: Problem, rule: DescentRule, recorded_steps: list[int], D: int) -> Path:
+    """Path of ``signsgd`` from complete draws of teacher, start and steps, as many as the time limit allows."""
+    P, (fewest, maximum) = problem.components, online_fields.ACCURACY.sign_draws
+    count = min(maximum, int(online_fields.ACCURACY.sign_entries / (recorded_steps[-1] * P * D)))
     if count < fewest:
-        raise TooLong(f"{wanted[-1]} steps")
+        raise TooLong(f"{recorded_steps[-1]} steps")
     rng, prior, noise = (
         monte_carlo_rng("online descent: signs", D),
         cast("Any", problem.prior),
@@ -181,12 +185,12 @@ def _by_draws_of_signs(problem: Problem, rule: Rule, wanted: list[int], D: int) 
     begin[:, 0, : 2 * P] = np.reshape(draws, (count, 2 * P, D))
     features = np.ones(D) if problem.features is None else problem.features
     rows = round(rule.fraction * D) * problem.model.sites
-    return draw_signs(rule, features, float(np.mean(cast("Any", noise))), rows, begin, wanted, rng)
+    return draw_signs(rule, features, float(np.mean(cast("Any", noise))), rows, begin, recorded_steps, rng)
 
 
 def by_start(path: Path) -> Path:
     """The path with its random starts on the first axis: their spread is then the error, and evaluations are averaged."""
-    return Path(path.steps, *(np.swapaxes(part, 0, 2) for part in path[1:]))
+    return Path(path.steps, *(np.swapaxes(overlaps, 0, 2) for overlaps in path[1:]))
 
 
 def mean_start(problem: Problem) -> Overlaps:
@@ -198,22 +202,23 @@ def mean_start(problem: Problem) -> Overlaps:
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
     """Overlaps at the end of a run, for every evaluation and all starts, without draws that diverged."""
     sets, _, starts = path.cross.shape[:3]
-    found = [
-        [Overlaps(path.truth[k, -1, i], path.cross[k, -1, i], path.own[k, -1, i]) for i in range(starts)]
-        for k in range(sets)
-    ]
-    finite = [[one for one in each if np.isfinite(one.cross).all()] for each in found]
-    return [each for each in finite if each]
+    ends = []
+    for k in range(sets):
+        overlaps = [Overlaps(path.truth[k, -1, i], path.cross[k, -1, i], path.own[k, -1, i]) for i in range(starts)]
+        ends.append([end for end in overlaps if np.isfinite(end.cross).all()])
+    return [evaluation for evaluation in ends if evaluation]
 
 
 def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) -> str:
     """How the equations were solved, with a note where randomness of the start matters."""
     sets = len(path.cross)
-    how = "closed form" if sets == 1 else "quadrature" if sets == len(online_fields.ACCURACY.nodes) else "Monte Carlo"
+    solver = (
+        "closed form" if sets == 1 else "quadrature" if sets == len(online_fields.ACCURACY.nodes) else "Monte Carlo"
+    )
     small = 5.0 / np.sqrt(D)
     if problem.channel.symmetry != "none" and max(np.abs(start.cross).max() for start in starts) < small:
-        how += ", from overlaps of order 1/sqrt(D): when a run escapes from these is chance, too"
-    return f"recursion of online descent, {how}"
+        solver += ", from overlaps of order 1/sqrt(D): when a run escapes from these is chance, too"
+    return f"recursion of online descent, {solver}"
 
 
 def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: float) -> list[Any]:
@@ -229,15 +234,13 @@ def typical_starts(problem: Problem, D: int, spherical: bool, count: int) -> lis
     P = problem.components
     prior: Any = problem.prior
     rng = monte_carlo_rng("online descent: typical starts", D)
-    found = []
+    overlaps = []
     for _ in range(count):
         signal, factor = np.asarray(prior.sample(rng, P, D)), np.asarray(prior.factor.draw(rng, P, D, None))
         if spherical:
             factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
-        found.append(
-            Overlaps(*(one @ other.T / D for one, other in ((signal, signal), (factor, signal), (factor,) * 2)))
-        )
-    return found
+        overlaps.append(Overlaps(signal @ signal.T / D, factor @ signal.T / D, factor @ factor.T / D))
+    return overlaps
 
 
 def trajectory_of(problem: Problem, path: Path, batch: int) -> dict[str, Any]:
@@ -245,15 +248,16 @@ def trajectory_of(problem: Problem, path: Path, batch: int) -> dict[str, Any]:
     sets = len(path.cross)
     P = problem.components
     # Evaluations, steps, starts: as many as there are, in one batch.
-    flat = Overlaps(*(part.reshape(-1, P, P) for part in (path.truth, path.cross, path.own)))
-    known = np.isfinite(flat.cross).all(axis=(1, 2))
-    found = scores(aligned(problem, Overlaps(*(np.where(known[:, None, None], part, 0.0) for part in flat))))
+    flat = Overlaps(*(matrix.reshape(-1, P, P) for matrix in (path.truth, path.cross, path.own)))
+    finite = np.isfinite(flat.cross).all(axis=(1, 2))
+    zeroed = Overlaps(*(np.where(finite[:, None, None], matrix, 0.0) for matrix in flat))
+    measures = scores(aligned(problem, zeroed))
     values: dict[str, list[Any]] = {}
     for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
-        each = np.where(known[:, None], found[key], np.nan).reshape(*path.cross.shape[:3], P)
-        weight = np.isfinite(each).sum(axis=2)
-        means = np.nansum(each, axis=2) / np.maximum(weight, 1)  # (evaluations, steps, P)
-        mean = np.nansum(each, axis=(0, 2)) / weight.sum(axis=0)
+        per_start = np.where(finite[:, None], measures[key], np.nan).reshape(*path.cross.shape[:3], P)
+        weight = np.isfinite(per_start).sum(axis=2)
+        means = np.nansum(per_start, axis=2) / np.maximum(weight, 1)  # (evaluations, steps, P)
+        mean = np.nansum(per_start, axis=(0, 2)) / weight.sum(axis=0)
         error = means.std(axis=0, ddof=1) / np.sqrt(sets) if sets > 1 else np.zeros_like(mean)
         values[name], values[f"{name}_error"] = mean.tolist(), error.tolist()
     return {"iteration": path.steps.tolist(), "samples": (path.steps * batch).tolist(), **values}

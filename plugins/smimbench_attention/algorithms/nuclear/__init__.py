@@ -27,7 +27,7 @@ from smimbench_attention.algorithms.nuclear.limit import (
 )
 
 FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
-"""Candidates for tau, in units of the one at which the estimate vanishes."""
+"""Candidates for tau, as fractions of the tau at which the estimate vanishes."""
 
 FALL = 0.93
 """Factor of tau from step to step of the path to the optimal one; its logarithm halved, twice the steps to a tiny one."""
@@ -109,26 +109,26 @@ class Nuclear(LinearRegression):
         linear, note = self.observed(problem)
         xp = namespace(data.inputs)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
-        first = 0.0
+        initial_threshold = 0.0
         start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **matching(data.inputs))
         if self.regularisation == "validation":
             threshold = self._validated(problem, data, linear, start, rng)
             note += self.chosen
         elif self.regularisation == "optimal":
-            seen = observations(problem, linear, data.sample_ratio)
-            threshold, _ = best_penalty(problem.prior, seen, self.positive)
-            first = vanishing_penalty(problem.prior, seen, self.positive)
+            observed = observations(problem, linear, data.sample_ratio)
+            threshold, _ = best_penalty(problem.prior, observed, self.positive)
+            initial_threshold = vanishing_penalty(problem.prior, observed, self.positive)
             note += f"; regularisation {threshold:.4g}, the best by theory"
         else:
             threshold = float(self.regularisation)
-        return _begin_nuclear(start, squares, squares.lipschitz(rng), threshold, note, first)
+        return _begin_nuclear(start, squares, squares.lipschitz(rng), threshold, note, initial_threshold)
 
     def step(self, problem: Problem, data: Data, state: NuclearState) -> tuple[NuclearState, Info]:
         """One proximal gradient step from the extrapolated point."""
-        new, _ = self._proximal(state)
+        next_state, _ = self._proximal(state)
         # The new slope is that of the estimate before the step: the certificate lags by one step.
-        gap, rounding = self._duality_gap(state.estimate, new.slope, state)
-        return new._replace(gap=gap), Info(residual=math.sqrt(max(gap - rounding, 0.0)), warning=state.note)
+        gap, rounding = self._duality_gap(state.estimate, next_state.slope, state)
+        return next_state._replace(gap=gap), Info(residual=math.sqrt(max(gap - rounding, 0.0)), warning=state.note)
 
     def estimate(self, state: NuclearState) -> Array:
         """The current matrix estimate."""
@@ -150,19 +150,19 @@ class Nuclear(LinearRegression):
         if why := no_theory(problem):
             return f"nuclear-norm regression has no theory here: {why}"
         linear, _ = self.observed(problem)
-        seen = observations(problem, linear, alpha)
+        observed = observations(problem, linear, alpha)
         if self.regularisation == "optimal":
-            penalty, found = best_penalty(problem.prior, seen, self.positive)
+            penalty, minimum = best_penalty(problem.prior, observed, self.positive)
         else:
             penalty = float(self.regularisation)
-            found = fixed_point(problem.prior, seen, penalty, self.positive)
-        more: dict[str, Any] = {"regularisation": [penalty], "relative_duality_gap": [0.0]}
+            minimum = fixed_point(problem.prior, observed, penalty, self.positive)
+        details: dict[str, Any] = {"regularisation": [penalty], "relative_duality_gap": [0.0]}
         if not linear.noise.any():
-            more["perfect_recovery"] = perfect_recovery(
+            details["perfect_recovery"] = perfect_recovery(
                 problem.prior, len(linear.rows), problem.model.kappa, self.positive
             )
-        point = minimum_point(problem, alpha, found, self.positive)
-        return replace(point, more=point.more | more)
+        point = minimum_point(problem, alpha, minimum, self.positive)
+        return replace(point, more=point.more | details)
 
     def _proximal(self, state: NuclearState) -> tuple[NuclearState, Array]:
         """One proximal gradient step, and its relative length."""
@@ -170,18 +170,18 @@ class Nuclear(LinearRegression):
         slope, _ = state.squares.normal(state.point, targets=True)
         threshold = state.next_threshold / state.lipschitz
         of = spectral_function if is_symmetric(state.squares.problem.model) else singular_function
-        new = of(state.point + slope / state.lipschitz, lambda values: shrink(values, threshold, self.positive))
+        estimate = of(state.point + slope / state.lipschitz, lambda values: shrink(values, threshold, self.positive))
         # Momentum that points uphill is dropped.
-        if float(xp.sum((state.point - new) * (new - state.estimate))) > 0:
+        if float(xp.sum((state.point - estimate) * (estimate - state.estimate))) > 0:
             momentum = 1.0
         else:
             momentum = (1 + math.sqrt(1 + 4 * state.momentum**2)) / 2
         weight = (state.momentum - 1) / momentum if momentum > 1 else 0.0
-        size = xp.sum(new * new)
-        residual = xp.sqrt(xp.sum((new - state.point) ** 2) / xp.where(size > 0, size, xp.ones_like(size)))
+        size = xp.sum(estimate * estimate)
+        residual = xp.sqrt(xp.sum((estimate - state.point) ** 2) / xp.where(size > 0, size, xp.ones_like(size)))
         moved = state._replace(
-            estimate=new,
-            point=new + weight * (new - state.estimate),
+            estimate=estimate,
+            point=estimate + weight * (estimate - state.estimate),
             momentum=momentum,
             weight=weight,
             next_threshold=max(state.threshold, FALL * state.next_threshold),
@@ -216,11 +216,11 @@ class Nuclear(LinearRegression):
     def _validated(self, problem: Problem, data: Data, linear: Linear, start: Array, rng: np.random.Generator) -> float:
         """Penalty tau with the smallest error on held-out samples, along a path from large to small."""
         xp = namespace(data.inputs)
-        fit, rest = LinearRegression.held_out(problem, data, linear)
+        fit, validation = LinearRegression.held_out(problem, data, linear)
         slope, _ = fit.normal(xp.zeros_like(start), targets=True)
         largest = float(xp.max(xp.abs(spectrum(slope, is_symmetric(problem.model)))))
         lipschitz = fit.lipschitz(rng)
-        best, least = largest * FRACTIONS[0], math.inf
+        best, lowest_error = largest * FRACTIONS[0], math.inf
         estimate = start
         for fraction in FRACTIONS:
             state = _begin_nuclear(estimate, fit, lipschitz, largest * fraction)
@@ -229,18 +229,34 @@ class Nuclear(LinearRegression):
                 if float(residual) < 1e-4:
                     break
             estimate = state.estimate
-            error = float(rest.normal(estimate, targets=True)[1])
-            if error < least:
-                best, least = largest * fraction, error
+            error = float(validation.normal(estimate, targets=True)[1])
+            if error < lowest_error:
+                best, lowest_error = largest * fraction, error
         # All samples pull harder than those it was chosen on.
         return best * int(data.inputs.shape[0]) / int(fit.inputs.shape[0])
 
 
 def _begin_nuclear(
-    start: Array, squares: LeastSquares, lipschitz: float, threshold: float, note: str = "", first: float = 0.0
+    start: Array,
+    squares: LeastSquares,
+    lipschitz: float,
+    threshold: float,
+    note: str = "",
+    initial_threshold: float = 0.0,
 ) -> NuclearState:
     slope, value = squares.normal(namespace(start).zeros_like(start), targets=True)
     origin = slope, float(value) * squares.problem.model.kappa / 2 / start.shape[-1]
     return NuclearState(
-        start, start, 1.0, 0.0, slope, math.inf, squares, origin, lipschitz, threshold, max(first, threshold), note
+        start,
+        start,
+        1.0,
+        0.0,
+        slope,
+        math.inf,
+        squares,
+        origin,
+        lipschitz,
+        threshold,
+        max(initial_threshold, threshold),
+        note,
     )

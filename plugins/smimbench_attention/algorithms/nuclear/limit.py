@@ -75,8 +75,8 @@ def shrink(x: Array, threshold: float, positive: bool) -> Array:
 def singular_function(matrix: Array, function: Callable[[Array], Array]) -> Array:
     """Apply a function to the singular values of matrices (..., P, P), ``U diag(f(s)) V^T``."""
     xp = namespace(matrix)
-    left, values, right = xp.linalg.svd(matrix)
-    return xp.matmul(left * function(values)[..., None, :], right)
+    left_vectors, values, right_vectors = xp.linalg.svd(matrix)
+    return xp.matmul(left_vectors * function(values)[..., None, :], right_vectors)
 
 
 def spectrum(matrix: Array, is_symmetric: bool) -> Array:
@@ -107,12 +107,12 @@ def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk
 
     def function(x: Host, mean: Host, variance: Host) -> Host:
         f = shrink(x, threshold, positive)
-        lost = (f - mean) ** 2 + variance
-        return np.stack([lost, f * mean, f * f, np.abs(f), f * (x - mean) / noise, (f != 0).astype(float)])
+        squared_error = (f - mean) ** 2 + variance
+        return np.stack([squared_error, f * mean, f * f, np.abs(f), f * (x - mean) / noise, (f != 0).astype(float)])
 
     breaks = (threshold,) if positive else (-threshold, threshold)
-    found = prior.law.spectral_means(function, noise, breaks)
-    return Shrunk._make([*map(float, found.value), float(np.asarray(found.error)[0])])
+    means = prior.law.spectral_means(function, noise, breaks)
+    return Shrunk._make([*map(float, means.value), float(np.asarray(means.error)[0])])
 
 
 def shrunk_spectrum(prior: Any, noise: float, threshold: float, positive: bool) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def shrunk_spectrum(prior: Any, noise: float, threshold: float, positive: bool) 
 
     def function(x: Host, mean: Host, variance: Host) -> Host:
         f = shrink(x, threshold, positive)
-        where = np.searchsorted(ends, f, side="right") - 1
-        inside = [(where == k) & (f != 0) for k in range(len(ends) - 1)]
+        bins = np.searchsorted(ends, f, side="right") - 1
+        inside = [(bins == k) & (f != 0) for k in range(len(ends) - 1)]
         return np.stack([*inside, f == 0]).astype(float)
 
     # An eigenvalue f of the estimate comes from f + theta, or from f - theta below zero.
@@ -138,8 +138,8 @@ def spectral_end(prior: Any, noise: float, sign: int) -> float:
     from scipy.optimize import brentq
 
     def beyond(end: float) -> float:
-        found = prior.law.spectral_means(lambda x, *_: (sign * x > end)[None, :].astype(float), noise, (sign * end,))
-        return float(found.value[0]) - 1e-9
+        fraction = prior.law.spectral_means(lambda x, *_: (sign * x > end)[None, :].astype(float), noise, (sign * end,))
+        return float(fraction.value[0]) - 1e-9
 
     high = 2 * math.sqrt(noise)
     while beyond(high) > 0:
@@ -200,15 +200,15 @@ class Observations:
     def spread(self, error: float, v: float) -> float:
         """Effective noise ``Delta`` at error E and susceptibility v, finite also for infinite v."""
         if math.isinf(v):
-            parts, total = np.ones_like(self.weights), self.c * len(self.weights)
+            shares, total = np.ones_like(self.weights), self.c * len(self.weights)
         else:
-            parts = self.weights / (1 + v * self.weights)
+            shares = self.weights / (1 + v * self.weights)
             total = self.stiffness(v)
-        return float(self.c * (parts**2 * (error + self.noise)).sum() / total**2)
+        return float(self.c * (shares**2 * (error + self.noise)).sum() / total**2)
 
 
 @dataclass(frozen=True)
-class FixedPoint:
+class NuclearFixedPoint:
     """Solution of state evolution: noise Delta, threshold theta, susceptibility v, and properties of the estimate.
 
     ``fit`` is the loss that remains, ``sum_mu sum_k w_k r^2 / d^2``.
@@ -241,33 +241,35 @@ def no_theory(problem: Problem) -> str | None:
     return why_theory_only(problem.prior, 1)
 
 
-def minimum_point(problem: Problem, alpha: float, found: FixedPoint, positive: bool) -> AlgorithmPrediction:
+def minimum_point(problem: Problem, alpha: float, minimum: NuclearFixedPoint, positive: bool) -> AlgorithmPrediction:
     """The prediction at a fixed point, with the spectrum. The minimum is unique, so all starts end there."""
     truth = np.asarray(problem.prior.second_moment(1), dtype=float)
-    cross, own = (np.array([[value]]) for value in (found.estimate.overlap, found.estimate.square))
+    cross, gram = (np.array([[value]]) for value in (minimum.estimate.overlap, minimum.estimate.square))
     # The error is truth - 2 cross + own: the third of it that each may have.
-    third = np.array([[found.uncertain / 3]])
+    third = np.array([[minimum.uncertain / 3]])
     method = "state evolution of the convex problem"
     point = limit_point(
-        problem, alpha, [[Overlaps(truth, cross, own)]], method=method, uncertain=Overlaps(0 * third, third, third)
+        problem, alpha, [[Overlaps(truth, cross, gram)]], method=method, uncertain=Overlaps(0 * third, third, third)
     )
     # An error of 0 is that of the limit Delta -> 0.
-    noise = found.noise or RECOVERED * float(truth[0, 0])
-    spectrum = shrunk_spectrum(problem.prior, noise, found.threshold, positive)
+    noise = minimum.noise or RECOVERED * float(truth[0, 0])
+    spectrum = shrunk_spectrum(problem.prior, noise, minimum.threshold, positive)
     # The error itself, without the cancellation of the sum.
-    return replace(point, mse=np.array([found.error]), between_students=own, more=point.more | {"spectrum": spectrum})
+    return replace(
+        point, mse=np.array([minimum.error]), between_students=gram, more=point.more | {"spectrum": spectrum}
+    )
 
 
 def observations(problem: Problem, linear: Linear, alpha: float) -> Observations:
     """Observations made by labels linear in the signal, with the weights of ``LeastSquares``."""
-    least = float(linear.noise.min())
-    weights = np.ones_like(linear.noise) if least == 0 else least / linear.noise
+    smallest = float(linear.noise.min())
+    weights = np.ones_like(linear.noise) if smallest == 0 else smallest / linear.noise
     return Observations(weights, linear.noise, problem.model.kappa * alpha)
 
 
 def fixed_point(
-    prior: Any, seen: Observations, penalty: float, positive: bool, near: FixedPoint | None = None
-) -> FixedPoint:
+    prior: Any, observed: Observations, penalty: float, positive: bool, near: NuclearFixedPoint | None = None
+) -> NuclearFixedPoint:
     r"""Fixed point of state evolution at penalty tau >= 0; 0 means the limit of a vanishing penalty.
 
     At tau = 0 the estimate is the one of least nuclear norm among those of least loss. For a given Delta the threshold is
@@ -276,28 +278,28 @@ def fixed_point(
     """
     from scipy.optimize import brentq
 
-    found = None
+    nearby = None
     if near is not None and penalty > 0 and near.threshold > 0:
-        found = _fixed_point_close_by(prior, seen, penalty, positive, near)
-    if found is not None:
-        return found
+        nearby = _fixed_point_close_by(prior, observed, penalty, positive, near)
+    if nearby is not None:
+        return nearby
     second = float(prior.second_moment(1)[0, 0])
 
     def solved(log_noise: float) -> tuple[float, float, Shrunk]:
         noise = math.exp(log_noise)
-        threshold = _theta_of_penalty(prior, seen, noise, penalty, positive)
-        found = shrunk(prior, noise, threshold, positive)
-        return threshold, seen.susceptibility(found.freedom), found
+        threshold = _theta_of_penalty(prior, observed, noise, penalty, positive)
+        estimate = shrunk(prior, noise, threshold, positive)
+        return threshold, observed.susceptibility(estimate.freedom), estimate
 
     def excess(log_noise: float) -> float:
-        _, v, found = solved(log_noise)
-        return math.log(seen.spread(found.error, v)) - log_noise
+        _, v, estimate = solved(log_noise)
+        return math.log(observed.spread(estimate.error, v)) - log_noise
 
     # Without an estimate the error is the second moment.
-    middle = math.log(seen.spread(second, 0.0))
-    low = high = middle
+    center = math.log(observed.spread(second, 0.0))
+    low = high = center
     lowest = math.log(RECOVERED * second)
-    if excess(middle) > 0:
+    if excess(center) > 0:
         while excess(high) > 0:
             low, high = high, high + 1.0
     else:
@@ -305,55 +307,60 @@ def fixed_point(
             low, high = max(low - 2.0, lowest), low
         if low <= lowest and excess(low) <= 0:
             signal = shrunk(prior, math.exp(lowest), 0.0, positive)
-            return FixedPoint(
+            return NuclearFixedPoint(
                 0.0, 0.0, 0.0, signal._replace(error=0.0, overlap=second, square=second, uncertain=0.0), 0.0
             )
     log_noise = brentq(excess, low, high, xtol=1e-12)
-    return _point(seen, math.exp(log_noise), *solved(log_noise))
+    return _point(observed, math.exp(log_noise), *solved(log_noise))
 
 
-def _point(seen: Observations, noise: float, threshold: float, v: float, found: Shrunk) -> FixedPoint:
-    residual = 0.0 if math.isinf(v) else seen.weights * (found.error + seen.noise) / (1 + v * seen.weights) ** 2
-    return FixedPoint(noise, threshold, v, found, float(seen.c / 2 * np.sum(residual)))
+def _point(observed: Observations, noise: float, threshold: float, v: float, estimate: Shrunk) -> NuclearFixedPoint:
+    residual = (
+        0.0 if math.isinf(v) else observed.weights * (estimate.error + observed.noise) / (1 + v * observed.weights) ** 2
+    )
+    return NuclearFixedPoint(noise, threshold, v, estimate, float(observed.c / 2 * np.sum(residual)))
 
 
 def _fixed_point_close_by(
-    prior: Any, seen: Observations, penalty: float, positive: bool, near: FixedPoint
-) -> FixedPoint | None:
+    prior: Any, observed: Observations, penalty: float, positive: bool, near: NuclearFixedPoint
+) -> NuclearFixedPoint | None:
     """Fixed point by Powell's method in ``log Delta`` and ``log theta``, started at a nearby one; None if it fails."""
     from scipy.optimize import root
 
     def at(x: Host) -> tuple[float, float, float, Shrunk]:
         noise, threshold = (math.exp(min(max(float(value), -60.0), 60.0)) for value in x)
-        found = shrunk(prior, noise, threshold, positive)
-        return noise, threshold, seen.susceptibility(found.freedom), found
+        estimate = shrunk(prior, noise, threshold, positive)
+        return noise, threshold, observed.susceptibility(estimate.freedom), estimate
 
     def excess(x: Host) -> list[float]:
-        noise, threshold, v, found = at(x)
+        noise, threshold, v, estimate = at(x)
         if math.isinf(v):  # a penalty below zero
-            return [math.log(seen.spread(found.error, v) / noise), -50.0]
-        return [math.log(seen.spread(found.error, v) / noise), math.log(threshold * seen.stiffness(v) / penalty)]
+            return [math.log(observed.spread(estimate.error, v) / noise), -50.0]
+        return [
+            math.log(observed.spread(estimate.error, v) / noise),
+            math.log(threshold * observed.stiffness(v) / penalty),
+        ]
 
     answer = root(excess, [math.log(near.noise), math.log(near.threshold)], options={"xtol": 1e-12})
     if max(abs(value) for value in excess(answer.x)) > 1e-9:
         return None
-    return _point(seen, *at(answer.x))
+    return _point(observed, *at(answer.x))
 
 
-def _theta_of_penalty(prior: Any, seen: Observations, noise: float, penalty: float, positive: bool) -> float:
+def _theta_of_penalty(prior: Any, observed: Observations, noise: float, penalty: float, positive: bool) -> float:
     """Threshold theta with ``theta Qhat(theta) = tau`` at given noise; for tau = 0 the least that labels can resolve."""
     from scipy.optimize import brentq
 
-    available = seen.c * len(seen.weights)
+    available = observed.c * len(observed.weights)
 
     def excess(threshold: float) -> float:
         freedom = shrunk(prior, noise, threshold, positive).freedom
         if penalty == 0:
             return available - freedom
-        v = seen.susceptibility(freedom)
-        return (0.0 if math.isinf(v) else threshold * seen.stiffness(v)) - penalty
+        v = observed.susceptibility(freedom)
+        return (0.0 if math.isinf(v) else threshold * observed.stiffness(v)) - penalty
 
-    low = penalty / seen.stiffness(0.0)
+    low = penalty / observed.stiffness(0.0)
     if excess(low) >= 0:
         return low
     step = math.sqrt(noise) + low
@@ -362,36 +369,36 @@ def _theta_of_penalty(prior: Any, seen: Observations, noise: float, penalty: flo
     return float(brentq(excess, low, low + step, xtol=1e-14 * step, rtol=1e-13))
 
 
-def vanishing_penalty(prior: Any, seen: Observations, positive: bool) -> float:
+def vanishing_penalty(prior: Any, observed: Observations, positive: bool) -> float:
     """Smallest tau for which the estimate is zero, at the edge of the spectrum of ``Qhat (S + sqrt(Delta) Z)``."""
-    noise = seen.spread(float(prior.second_moment(1)[0, 0]), 0.0)
+    noise = observed.spread(float(prior.second_moment(1)[0, 0]), 0.0)
     ends = [spectral_end(prior, noise, sign) for sign in ((1,) if positive else (1, -1))]
-    return max(*ends, 0.0) * seen.stiffness(0.0)
+    return max(*ends, 0.0) * observed.stiffness(0.0)
 
 
-def best_penalty(prior: Any, seen: Observations, positive: bool) -> tuple[float, FixedPoint]:
+def best_penalty(prior: Any, observed: Observations, positive: bool) -> tuple[float, NuclearFixedPoint]:
     """Penalty tau with the smallest error, and the fixed point there; small ``ENOUGH`` where a vanishing penalty is best."""
     from scipy.optimize import minimize_scalar
 
-    known: dict[float, FixedPoint] = {}
+    fixed_points: dict[float, NuclearFixedPoint] = {}
 
     def error(log_penalty: float) -> float:
-        near = min(known, key=lambda key: abs(key - log_penalty), default=None)
-        known[log_penalty] = fixed_point(
-            prior, seen, math.exp(log_penalty), positive, None if near is None else known[near]
+        near = min(fixed_points, key=lambda key: abs(key - log_penalty), default=None)
+        fixed_points[log_penalty] = fixed_point(
+            prior, observed, math.exp(log_penalty), positive, None if near is None else fixed_points[near]
         )
-        return known[log_penalty].error
+        return fixed_points[log_penalty].error
 
     decade, gain = math.log(10), 1 - ENOUGH[0]
     recovered = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
-    last = math.log(vanishing_penalty(prior, seen, positive))
-    before, least = math.inf, error(last)
-    while recovered < least < gain * before:
-        last -= decade
-        before, least = least, error(last)
-    minimize_scalar(error, bounds=(last, last + 2 * decade), method="bounded", options={"xatol": 1e-3})
-    best = min(known, key=lambda key: known[key].error)
-    return math.exp(best), known[best]
+    log_penalty = math.log(vanishing_penalty(prior, observed, positive))
+    previous_error, lowest_error = math.inf, error(log_penalty)
+    while recovered < lowest_error < gain * previous_error:
+        log_penalty -= decade
+        previous_error, lowest_error = lowest_error, error(log_penalty)
+    minimize_scalar(error, bounds=(log_penalty, log_penalty + 2 * decade), method="bounded", options={"xatol": 1e-3})
+    best = min(fixed_points, key=lambda key: fixed_points[key].error)
+    return math.exp(best), fixed_points[best]
 
 
 def perfect_recovery(prior: Any, observations: int, kappa: float, positive: bool) -> float:
@@ -414,8 +421,8 @@ def perfect_recovery(prior: Any, observations: int, kappa: float, positive: bool
         tail = quad(lambda angle: (size * math.cos(angle) - t) ** 2 * math.sin(angle) ** 2 * 2 / math.pi, 0.0, end)[0]
         return float(1 - p * p + (1 - p) * t * t + sides * p * tail)
 
-    found = minimize_scalar(dimension, bounds=(0.0, 2.0), method="bounded", options={"xatol": 1e-10})
-    return float(min(found.fun, dimension(0.0)) / (kappa * observations))
+    minimum = minimize_scalar(dimension, bounds=(0.0, 2.0), method="bounded", options={"xatol": 1e-10})
+    return float(min(minimum.fun, dimension(0.0)) / (kappa * observations))
 
 
 # -- descent on a wide factor with weight decay has the same minimum ----------------------------------------------------
@@ -426,17 +433,17 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
 
     The label has to be linear in the latents, one entry for each: ``y_c = b_c z_c + noise``; the weight is ``b_c^2``.
     """
-    seen = seen_by_labels(problem)
-    if isinstance(seen, str):
-        return f"the squared error of the label is not convex in the signal: {seen}"
+    linear = seen_by_labels(problem)
+    if isinstance(linear, str):
+        return f"the squared error of the label is not convex in the signal: {linear}"
     sites = problem.model.sites
     z = np.concatenate([np.eye(sites), monte_carlo_rng("labels of single latents").standard_normal((1, sites))])[
         :, None, :
     ]
     y = np.asarray(predict(problem.channel, z), dtype=float).reshape(sites + 1, -1)
-    noise = seen.rows.T @ np.diag(seen.noise) @ seen.rows
+    noise = linear.rows.T @ np.diag(linear.noise) @ linear.rows
     diagonal = y.shape[1] == sites and all(np.allclose(m, np.diag(np.diag(m)), atol=SAME) for m in (y[:-1], noise))
-    if not diagonal or len(seen.rows) < sites or not np.allclose(y[-1], z[-1, 0] @ y[:-1], atol=SAME):
+    if not diagonal or len(linear.rows) < sites or not np.allclose(y[-1], z[-1, 0] @ y[:-1], atol=SAME):
         return "the label is not a latent in every entry"
     return Observations(np.diag(y[:-1]) ** 2, np.diag(noise), problem.model.kappa * alpha)
 
@@ -460,24 +467,24 @@ def wide_factor_point(
     """
     if why := no_theory(problem):
         return why
-    own = problem.prior.factor
-    scale = None if own is None else own.gram_scale
+    prior_factor = problem.prior.factor
+    scale = None if prior_factor is None else prior_factor.gram_scale
     if scale is None:
         return f"prior {problem.prior.name!r} does not make its signals of W W^T, or Q K^T"
     if dimension is None:
         return "the width of the factor over D decides, and D is not known"
-    seen = label_observations(problem, alpha)
-    if isinstance(seen, str):
-        return seen
+    observed = label_observations(problem, alpha)
+    if isinstance(observed, str):
+        return observed
     prior: Any = problem.prior
     factor = prior.factor.draw(monte_carlo_rng("shape of a factor"), 1, dimension, width)
     columns = factor.shape[-1]
     positive = is_symmetric(problem.model)
-    found = fixed_point(prior, seen, decay / (2 * dimension * scale(factor)), positive)
-    if found.estimate.rank > columns / dimension:
+    minimum = fixed_point(prior, observed, decay / (2 * dimension * scale(factor)), positive)
+    if minimum.estimate.rank > columns / dimension:
         return (
             f"a factor of {columns} columns is narrower than the minimum is of rank "
-            f"({found.estimate.rank * dimension:.0f} of D = {dimension}), and can end in other minima"
+            f"({minimum.estimate.rank * dimension:.0f} of D = {dimension}), and can end in other minima"
         )
-    point = minimum_point(problem, alpha, found, positive)
+    point = minimum_point(problem, alpha, minimum, positive)
     return replace(point, method="minimum over a wide factor, if the steps are enough to reach it; state evolution")

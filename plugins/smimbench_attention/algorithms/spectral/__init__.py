@@ -37,8 +37,8 @@ ORIGINS = ("prior-mean", "zero")
 
 def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
     """Overlap Q and error V of the starting point."""
-    second, known = prior_moments(problem)
-    return (known, second - known) if origin == "prior-mean" else (np.zeros_like(second), second)
+    second, mean_overlap = prior_moments(problem)
+    return (mean_overlap, second - mean_overlap) if origin == "prior-mean" else (np.zeros_like(second), second)
 
 
 def first_order(problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None) -> Denoised:
@@ -82,11 +82,11 @@ def first_order(problem: Problem, data: Data, origin: str, rng: np.random.Genera
 def first_order_theory(problem: Problem, alpha: float, origin: str) -> tuple[Host, Host, Host, str]:
     """Overlap Q (P, P), error V (P, P), numerical error of diag V (P,), and method of ``first_order`` in the limit."""
     Q, V = _origin(problem, origin)
-    found = information_at(problem, Q, V)
+    information = information_at(problem, Q, V)
     scale = problem.model.kappa * alpha
-    Q, V = overlap_at(problem, scale * found.value)
-    shifted = overlap_at(problem, scale * found.value + scale * np.diag(np.diagonal(found.error)))[1]
-    return Q, V, np.abs(np.diagonal(shifted - V)), found.method
+    Q, V = overlap_at(problem, scale * information.value)
+    shifted = overlap_at(problem, scale * information.value + scale * np.diag(np.diagonal(information.error)))[1]
+    return Q, V, np.abs(np.diagonal(shifted - V)), information.method
 
 
 class SpectralState(NamedTuple):
@@ -161,8 +161,8 @@ class Spectral(Algorithm):
     def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
         """Start for iterative algorithms: the spectral estimate with its error, or the first step from the prior mean."""
         if problem.model.rank == "low":
-            found = spectral_estimate(problem, data, rng, *self._low_rank())
-            return Start(found.estimate, found.V)
+            spectral = spectral_estimate(problem, data, rng, *self._low_rank())
+            return Start(spectral.estimate, spectral.V)
         return Start(*first_order(problem, data, self.origin or ORIGINS[0], rng))
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> SpectralState:
@@ -175,10 +175,10 @@ class Spectral(Algorithm):
         """Compute the whole estimate in one step, with residual 0."""
         n = data.inputs.shape[0]
         if problem.model.rank == "low":
-            found = spectral_estimate(problem, data, state.rng, *self._low_rank())
-            remarks = "; ".join(found.remarks) or None
-            new = SpectralState(found.estimate, state.rng, found.outliers)
-            return new, Info(residual=0.0, warning=remarks, samples=n)
+            spectral = spectral_estimate(problem, data, state.rng, *self._low_rank())
+            remarks = "; ".join(spectral.remarks) or None
+            next_state = SpectralState(spectral.estimate, state.rng, spectral.outliers)
+            return next_state, Info(residual=0.0, warning=remarks, samples=n)
         estimate = first_order(problem, data, self.origin or ORIGINS[0], state.rng).estimate
         return SpectralState(estimate, state.rng), Info(residual=0.0, samples=n)
 
@@ -199,21 +199,21 @@ class Spectral(Algorithm):
 
         Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """
-        more: dict[str, Any] = {}
+        details: dict[str, Any] = {}
         if problem.model.rank == "low":
             kind, regularisation = self._low_rank()
-            found = spectral_theory(problem, alpha, kind, regularisation)
-            overlap, own, V, error = found.cross, found.gram, np.diag(found.mse), found.error
+            limit = spectral_theory(problem, alpha, kind, regularisation)
+            overlap, gram, V, error = limit.cross, limit.gram, np.diag(limit.mse), limit.error
             method = f"Monte Carlo over labels, spectral theory ({kind})"
-            more["squared_cosine"] = np.diagonal(found.overlap).tolist()
-            more["squared_cosine_error"] = (error / np.diagonal(prior_moments(problem)[0])).tolist()
-            if found.modes:
-                more["leading_eigenvalues"] = [mode.eigenvalue if mode.found else None for mode in found.modes]
+            details["squared_cosine"] = np.diagonal(limit.overlap).tolist()
+            details["squared_cosine_error"] = (error / np.diagonal(prior_moments(problem)[0])).tolist()
+            if limit.modes:
+                details["leading_eigenvalues"] = [mode.eigenvalue if mode.is_outlier else None for mode in limit.modes]
         else:
-            overlap, V, error, how = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
-            own, method = overlap, f"{how}, one step"
-        point = point_document(problem, Prediction(alpha, overlap, V, error, "spectral", method)) | more
-        return AlgorithmPrediction.of_point(point, own_overlap=own, between_students=own)
+            overlap, V, error, rule = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
+            gram, method = overlap, f"{rule}, one step"
+        point = point_document(problem, Prediction(alpha, overlap, V, error, "spectral", method)) | details
+        return AlgorithmPrediction.of_point(point, own_overlap=gram, between_students=gram)
 
     def _low_rank(self) -> tuple[str, float]:
         return self.kind or KINDS[0], REGULARISATION if self.regularisation is None else self.regularisation

@@ -24,7 +24,7 @@ SMALLEST_V = 1e-3
 """Floor of the predicted error, in second moments: a start must leave room for the fluctuation of the overlap."""
 
 RIGHTMOST = 8
-"""Eigenvalues of K among which a real one is looked for. More: found more often behind complex ones, with more products."""
+"""Eigenvalues of K searched for a real one. More: real ones are found behind more complex ones, at the cost of more products."""
 
 
 class SpectralEstimate(NamedTuple):
@@ -71,8 +71,8 @@ def spectral_estimate(
     xp, place = namespace(data.inputs), matching(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
     root = second_moment_root(problem)
-    parts = sample_chunks(problem.model, data.inputs, P * C)
-    G = xp.concat([label_matrices(problem.channel, data.labels[k, ...], root, C, rng, data.inputs) for k in parts])
+    chunks = sample_chunks(problem.model, data.inputs, P * C)
+    G = xp.concat([label_matrices(problem.channel, data.labels[k, ...], root, C, rng, data.inputs) for k in chunks])
     theory = spectral_theory(problem, data.sample_ratio, kind, regularisation)
     hints = _sign_hints(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
     spread = xp.asarray(root, **place)
@@ -84,17 +84,17 @@ def spectral_estimate(
     for mode in theory.modes:
         e = None if mode.direction is None else xp.asarray(mode.direction, **place)
         matrices = LinearisedMatrices(problem, data, G if e is None else along_direction(G, e), removed)
-        found = matrices.leading_asymmetric(rng) if kind == "asymmetric" else None
-        outliers.append(None if found is None else found[0])
-        if found is None:
-            found = matrices.leading_symmetric(regularisation, rng)
+        leading = matrices.leading_asymmetric(rng) if kind == "asymmetric" else None
+        outliers.append(None if leading is None else leading[0])
+        if leading is None:
+            leading = matrices.leading_symmetric(regularisation, rng)
             if kind == "symmetric":
-                outliers[-1] = found[0]
+                outliers[-1] = leading[0]
             else:
                 remarks = ["the asymmetric matrix has no real outlier; the symmetric one was used"]
                 mode = _same_direction(spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode)
-        u = found[1]
-        if mode.found and e is not None:
+        u = leading[1]
+        if mode.is_outlier and e is not None:
             removed.append(u[0, :])
         U = u if e is None else e[:, None] * u
         if hints is not None and float(xp.sum(hints * xp.matmul(spread, U))) < 0:
@@ -103,7 +103,7 @@ def spectral_estimate(
         estimate = estimate + (scale * D) ** 0.5 * U
         gram += scale * mode.gram
         # an eigenvector of all components at once does not hold as much of each as it is long
-        cross += scale**0.5 * mode.A if mode.found else scale * mode.gram
+        cross += scale**0.5 * mode.A if mode.is_outlier else scale * mode.gram
     V = root @ with_floor(np.eye(P) - cross - cross.T + gram, SMALLEST_V) @ root
     return SpectralEstimate(xp.matmul(spread, estimate), xp.asarray(V, **place), remarks, outliers)
 
@@ -111,7 +111,7 @@ def spectral_estimate(
 def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
     if mode.direction is None:
         return theory.modes[0]
-    return max(theory.modes, key=lambda other: abs(float(other.direction @ mode.direction)))  # type: ignore[operator]
+    return max(theory.modes, key=lambda candidate: abs(float(candidate.direction @ mode.direction)))  # type: ignore[operator]
 
 
 def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
@@ -119,12 +119,12 @@ def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array
     xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
     total = xp.zeros((P, data.dimension), **place)
     V = xp.asarray(problem.prior.second_moment(P), **place)
-    for part in sample_chunks(problem.model, data.inputs, P):
-        inputs = data.inputs[part, ...]
+    for chunk in sample_chunks(problem.model, data.inputs, P):
+        inputs = data.inputs[chunk, ...]
         omega = xp.zeros((inputs.shape[0], P, problem.model.sites), **place)
-        found = problem.channel.posterior(data.labels[part, ...], omega, V, rng=rng)
+        posterior = problem.channel.posterior(data.labels[chunk, ...], omega, V, rng=rng)
         # the gradient V^{-1} E[z | y], seen through V again
-        total = total + problem.model.adjoint(inputs, checked_posterior(found, omega).mean)
+        total = total + problem.model.adjoint(inputs, checked_posterior(posterior, omega).mean)
     return total
 
 
@@ -152,10 +152,10 @@ class LinearisedMatrices:
         return u
 
     def _latents(self, u: Array) -> Array:
-        return self.xp.concat([self.model.forward(self.inputs[part, ...], u) for part in self.parts])
+        return self.xp.concat([self.model.forward(self.inputs[chunk, ...], u) for chunk in self.parts])
 
     def _signal(self, z: Array) -> Array:
-        return self._project(sum(self.model.adjoint(self.inputs[part, ...], z[part, ...]) for part in self.parts))
+        return self._project(sum(self.model.adjoint(self.inputs[chunk, ...], z[chunk, ...]) for chunk in self.parts))
 
     def _device(self, vector: Host, shape: tuple[int, ...]) -> Array:
         return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)

@@ -59,16 +59,16 @@ POINTS = 2**11
 
 def why_not(problem: Problem) -> str | None:
     """Reason why linearized message passing does not apply to a low-rank problem, or None."""
-    second, known = prior_moments(problem)
-    if np.abs(known).max() > 1e-9 * np.abs(second).max():
+    second, mean_overlap = prior_moments(problem)
+    if np.abs(mean_overlap).max() > 1e-9 * np.abs(second).max():
         return "the low-rank matrices are linearized around zero, and this prior has a mean that is not zero; use gamp"
     return None
 
 
 def second_moment_root(problem: Problem) -> Host:
     """Symmetric root of the prior's second moment (P, P)."""
-    found = np.asarray(symmetric_root(prior_moments(problem)[0]))
-    return np.eye(len(found)) if np.allclose(found, np.eye(len(found)), rtol=0, atol=1e-12) else found
+    root = np.asarray(symmetric_root(prior_moments(problem)[0]))
+    return np.eye(len(root)) if np.allclose(root, np.eye(len(root)), rtol=0, atol=1e-12) else root
 
 
 def label_matrices(channel: Any, labels: Array, root: Host, C: int, rng: np.random.Generator, like: Array) -> Array:
@@ -76,8 +76,8 @@ def label_matrices(channel: Any, labels: Array, root: Host, C: int, rng: np.rand
     xp, place, P = namespace(like), matching(like), len(root)
     omega = xp.zeros((labels.shape[0], P, C), **place)
     V = xp.asarray(root @ root, **place)
-    found = channel.posterior(labels, omega, V, second_moment=True, rng=rng)
-    moment = checked_posterior(found, omega).second_moment
+    posterior = channel.posterior(labels, omega, V, second_moment=True, rng=rng)
+    moment = checked_posterior(posterior, omega).second_moment
     if moment is None:
         raise ValueError(f"channel {channel.name!r} does not provide the second moment of its posterior")
     if not np.array_equal(root, np.eye(P)):
@@ -113,7 +113,7 @@ class Mode:
     strength: float
 
     @property
-    def found(self) -> bool:
+    def is_outlier(self) -> bool:
         """Whether the eigenvector is correlated with the signal."""
         return bool(np.isfinite(self.eigenvalue))
 
@@ -155,7 +155,7 @@ class SpectralTheory:
 def spectral_theory(
     problem: Problem, alpha: float, kind: str = "symmetric", regularisation: float = REGULARISATION
 ) -> SpectralTheory:
-    """Overlap, error and outliers of the spectral estimate of a low-rank problem.
+    """Overlap, error and outliers of the spectral estimate for a low-rank problem.
 
     Expectations over the labels are means over scrambled Sobol points; the error is the standard error over
     ``SCRAMBLES`` independent scrambles.
@@ -170,24 +170,24 @@ def spectral_theory(
     """
     G = _sampled_labels(problem)
     basis, root = _common_basis(problem), second_moment_root(problem)
-    whole = _solve_modes(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root)
-    parts = [_solve_modes(g, basis, alpha, kind, regularisation, root) for g in G]
-    error = np.std([part.mse for part in parts], axis=0, ddof=1) / np.sqrt(len(parts))
-    return replace(whole, error=error)
+    pooled = _solve_modes(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root)
+    scrambles = [_solve_modes(g, basis, alpha, kind, regularisation, root) for g in G]
+    error = np.std([scramble.mse for scramble in scrambles], axis=0, ddof=1) / np.sqrt(len(scrambles))
+    return replace(pooled, error=error)
 
 
 @functools.lru_cache(maxsize=8)
 def _sampled_labels(problem: Problem) -> Host:
     """``G = E[z z^T | y] - I`` (scrambles, points, P, C, P, C) for labels drawn at random."""
     P, C, root = problem.components, problem.model.sites, second_moment_root(problem)
-    found = []
+    matrices = []
     for scramble in range(SCRAMBLES):
         normal = normal_points(P * C, POINTS, "spectral limit: latents", scramble)
         z = root @ normal.reshape(POINTS, P, C)
         rng = monte_carlo_rng("spectral limit: labels", scramble)
         labels = problem.channel.forward(z, rng=rng)
-        found.append(label_matrices(problem.channel, labels, root, C, rng, z))
-    return np.stack(found)
+        matrices.append(label_matrices(problem.channel, labels, root, C, rng, z))
+    return np.stack(matrices)
 
 
 @functools.lru_cache(maxsize=8)
@@ -225,11 +225,13 @@ def _solve_modes(
         modes.sort(key=lambda mode: -mode.strength)
     M = sum((mode.scale * mode.A for mode in modes), np.zeros((P, P)))
     whitened = sum((mode.scale**2 * mode.gram for mode in modes), np.zeros((P, P)))
-    own, known = root @ whitened @ root, root @ M @ root
-    gram, cross, second = np.diagonal(own), np.diagonal(known), np.diagonal(root @ root)
+    self_overlap, signal_overlap = root @ whitened @ root, root @ M @ root
+    gram, cross, second = np.diagonal(self_overlap), np.diagonal(signal_overlap), np.diagonal(root @ root)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = np.where(gram > 0, cross**2 / (gram * second), 0.0)
-    return SpectralTheory(tuple(modes), np.diag(cosine), second - 2 * cross + gram, np.zeros(P), own, known)
+    return SpectralTheory(
+        tuple(modes), np.diag(cosine), second - 2 * cross + gram, np.zeros(P), self_overlap, signal_overlap
+    )
 
 
 def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: float) -> Mode:
@@ -274,8 +276,8 @@ def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: fl
 def along_direction(G: Array, e: Array) -> Array:
     """Matrices G along one direction e: ``e^T G e`` (n, 1, C, 1, C)."""
     xp = namespace(G)
-    left = xp.sum(G * e[None, :, None, None, None], axis=1, keepdims=True)
-    return xp.sum(left * e[None, None, None, :, None], axis=3, keepdims=True)
+    contracted = xp.sum(G * e[None, :, None, None, None], axis=1, keepdims=True)
+    return xp.sum(contracted * e[None, None, None, :, None], axis=3, keepdims=True)
 
 
 def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
@@ -307,17 +309,19 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
         def resolvent(X: Host) -> Host:
             return np.asarray(np.linalg.solve(identity - T @ np.kron(X, np.eye(C)), T))
 
-        found = _joint_outlier(flat, alpha, P, resolvent)
-        if found is None:
+        joint_outlier = _joint_outlier(flat, alpha, P, resolvent)
+        if joint_outlier is None:
             return nothing
-        X, eigenvalue = found
+        X, eigenvalue = joint_outlier
         J = resolvent(X)
     mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * _site_map(J, flat, P)
     A = np.linalg.eigh(symmetric(mapped))[1][:, 0].reshape(P, P)
     A = A * np.sign(np.trace(A) or 1.0)
     spread = alpha * _site_trace(J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J, P)
-    both = np.kron(X, X)
-    noise = np.linalg.solve(np.eye(P * P) - alpha * both @ _site_map(J, J, P), both @ spread.reshape(-1)).reshape(P, P)
+    kronecker = np.kron(X, X)
+    noise = np.linalg.solve(
+        np.eye(P * P) - alpha * kronecker @ _site_map(J, J, P), kronecker @ spread.reshape(-1)
+    ).reshape(P, P)
     gram = A @ A.T + noise
     norm = float(np.trace(gram))
     if np.linalg.eigvalsh(symmetric(noise))[0] < 0:  # a solution inside the bulk
@@ -338,30 +342,30 @@ def _joint_outlier(flat: Host, alpha: float, P: int, resolvent: Any) -> tuple[Ho
     for _ in range(1000):
         J = flat @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat)
         Qhat = (alpha * _site_map(J, flat, P) @ Q.reshape(-1)).reshape(P, P)
-        new = spectral_function(Qhat, lambda values: np.clip(values, 0, None) / (1 + np.clip(values, 0, None)))
-        step, Q = np.abs(new - Q).max(), new
+        next_Q = spectral_function(Qhat, lambda values: np.clip(values, 0, None) / (1 + np.clip(values, 0, None)))
+        step, Q = np.abs(next_Q - Q).max(), next_Q
         if step < 1e-7:
             break
     if np.trace(Q) < 1e-4 * P:
         return None
     upper = np.triu_indices(P)
 
-    def unpack(unknown: Host) -> tuple[Host, float]:
+    def unpack(unknowns: Host) -> tuple[Host, float]:
         X = np.zeros((P, P))
-        X[upper] = unknown[:-1]
-        return X + np.triu(X, 1).T, float(unknown[-1])
+        X[upper] = unknowns[:-1]
+        return X + np.triu(X, 1).T, float(unknowns[-1])
 
-    def residual(unknown: Host) -> Host:
-        X, eigenvalue = unpack(unknown)
+    def residual(unknowns: Host) -> Host:
+        X, eigenvalue = unpack(unknowns)
         J = resolvent(X)
         inverse = np.linalg.inv(X)
-        first = inverse - eigenvalue * np.eye(P) + alpha * _site_trace(J, P)
+        equation = inverse - eigenvalue * np.eye(P) + alpha * _site_trace(J, P)
         mapped = np.kron(inverse, np.eye(P)) - alpha * _site_map(J, flat, P)
-        return np.append(first[upper], np.linalg.eigvalsh(symmetric(mapped))[0])
+        return np.append(equation[upper], np.linalg.eigvalsh(symmetric(mapped))[0])
 
-    found = root(residual, np.append((np.eye(P) - Q)[upper], 1.0), tol=1e-9)
-    X, eigenvalue = unpack(found.x)
-    if np.abs(found.fun).max() > 1e-6 or np.linalg.eigvalsh(X)[0] <= 0:
+    solution = root(residual, np.append((np.eye(P) - Q)[upper], 1.0), tol=1e-9)
+    X, eigenvalue = unpack(solution.x)
+    if np.abs(solution.fun).max() > 1e-6 or np.linalg.eigvalsh(X)[0] <= 0:
         return None
     return X, eigenvalue
 
@@ -369,14 +373,14 @@ def _joint_outlier(flat: Host, alpha: float, P: int, resolvent: Any) -> tuple[Ho
 def _site_trace(J: Host, P: int) -> Host:
     """Trace over sites ``E sum_m J_mm`` (P, P) of matrices on components times sites."""
     C = J.shape[-1] // P
-    found: Host = np.einsum("npmqm->pq", J.reshape(-1, P, C, P, C)) / len(J)
-    return found
+    trace: Host = np.einsum("npmqm->pq", J.reshape(-1, P, C, P, C)) / len(J)
+    return trace
 
 
 def _site_map(J: Host, K: Host, P: int) -> Host:
     """Matrix (P^2, P^2) of the linear map ``A -> E sum_mm' J_mm' A K_m'm``."""
     C = J.shape[-1] // P
-    left = J.reshape(-1, P, C, P, C).transpose(1, 3, 0, 2, 4).reshape(P * P, -1)
-    right = K.reshape(-1, P, C, P, C).transpose(1, 3, 0, 4, 2).reshape(P * P, -1)
-    product = (left @ right.T / len(J)).reshape(P, P, P, P)  # p r s q
+    J_rows = J.reshape(-1, P, C, P, C).transpose(1, 3, 0, 2, 4).reshape(P * P, -1)
+    K_columns = K.reshape(-1, P, C, P, C).transpose(1, 3, 0, 4, 2).reshape(P * P, -1)
+    product = (J_rows @ K_columns.T / len(J)).reshape(P, P, P, P)  # p r s q
     return product.transpose(0, 3, 1, 2).reshape(P * P, P * P)
