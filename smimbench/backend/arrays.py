@@ -86,7 +86,7 @@ class _ThroughTheHost:
         return call
 
 
-# What was sent last, and its copy on the host. Doubled: twice as many small matrices kept.
+# Arrays sent most recently, with their host copies. Doubled: twice as many small matrices in memory.
 _SENT: deque[tuple[Array, Host]] = deque(maxlen=16)
 
 

@@ -140,8 +140,7 @@ def nvidia_driver() -> Driver | None:
     except (OSError, subprocess.SubprocessError):
         return None
     matches = [re.search(rf"{name} Version:\s*([\d.]+)", text) for name in ("Driver", "CUDA")]
-    numbers = [match.group(1) if match else "?" for match in matches]
-    return Driver(*numbers)
+    return Driver(*(match.group(1) if match else "?" for match in matches))
 
 
 def reset_peak_memory() -> None:

@@ -38,7 +38,7 @@ class Prefetch:
         bounds = (start, max(start, stop))
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            # Also where nobody wants it: its memory must not be reused while numbers still arrive.
+            # Even if the slice is not used: its memory must not be reused while a transfer is running.
             self._finish(ahead[1][1])
         if ahead is not None and ahead[0] == bounds:
             array = ahead[1][0]
@@ -92,5 +92,5 @@ def _pin(runtime: Any, host: Host) -> None:
         _PINNED.discard(name)
         runtime.hostUnregister(address)
 
-    # At the end of the process the driver does it, and may be gone before us.
+    # At exit the driver unlocks the pages itself, and may already be unloaded.
     weakref.finalize(host, unpin).atexit = False

@@ -97,7 +97,7 @@ def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
         rates["bandwidth"] = _bandwidth(get_backend(backend), threads)
     path = cache_folder() / f"ceilings-{name_of(backend, threads)}.json"
     document = {"version": VERSION, "rates": rates}
-    # A home that cannot be written to costs two seconds a run, no more.
+    # A home folder without write permission costs two seconds per run, no more.
     unless(StoreError, write_atomically, path, (json.dumps(document, indent=1) + "\n").encode())
     return rates
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import array_api_compat
 import numpy as np
@@ -189,8 +189,7 @@ class IntegratedChannel(DerivedChannel):
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c g_c^T`` (..., P, P), by the channel's own method or from its likelihood; leading axes are a batch."""
         if self.channel.information is not None:
-            information: Uncertain = self.channel.information(Q, V)
-            return information
+            return cast("Uncertain", self.channel.information(Q, V))
         return self._information(Q, V)
 
     @property

@@ -70,7 +70,7 @@ class DensityPrior(DerivedLaw):
             )
         self._scale(center, variance)
         self._grid = w / self.unit, cumulative / cumulative[-1]
-        # Where 1/64 of the law lies within a fiftieth of its width, quadratures need to know where.
+        # Quadratures need to be told where 1/64 of the law lies within a fiftieth of its width.
         steps = np.interp(np.linspace(0, 1, 65)[1:-1], self._grid[1], self._grid[0])
         self._finest = float(np.diff(steps).min())
         fine = np.diff(steps) < 0.02 * math.sqrt(self.variance)
@@ -113,7 +113,7 @@ class DensityPrior(DerivedLaw):
 
     def mean(self, components: int, dimension: int) -> Host:
         """Prior mean (P, D), host."""
-        return np.full((components, dimension), self.centre)
+        return np.full((components, dimension), self.center)
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D) given ``R = W + Qhat^{-1/2} Z``, and its error V (P, P): the mean posterior covariance.
@@ -132,7 +132,7 @@ class DensityPrior(DerivedLaw):
     def _posterior(self, r: Host, information: float) -> tuple[Host, Host]:
         """Posterior mean and variance of entries observed as r with noise of variance 1/information."""
         if information <= 0:
-            return np.full_like(r, self.centre), np.full_like(r, self.variance)
+            return np.full_like(r, self.center), np.full_like(r, self.variance)
         if math.isinf(information):
             return r, np.zeros_like(r)
         # Both are smooth in r, and entries are many.
@@ -155,8 +155,8 @@ class DensityPrior(DerivedLaw):
         )
         again = narrow & bool(self._places) & (self._finest < width)
         if again.any():
-            # A part of the law narrower than the noise may be missed along the noise, noise narrower than a law's steps along
-            # the law: what is missed lowers the density.
+            # Quadrature along the noise may miss narrow parts of the law, and quadrature along the law may miss narrow noise.
+            # What is missed lowers the density, so the higher density is the right one.
             zero = np.zeros(again.sum())
             along_law = self._entries_along(r[again], information[again], zero, zero + 1, tolerance)
             posterior[:, again] = np.where(along_law[2] > posterior[2, again], along_law, posterior[:, again])
@@ -198,8 +198,7 @@ class DensityPrior(DerivedLaw):
         rng = monte_carlo_rng("density prior")
         W = self.sample(rng, len(Qhat), 4096)
         noise = inverse_root(Qhat, 1e-9) @ rng.standard_normal(W.shape)
-        error: Host = np.asarray(self._denoise_jointly(W + noise, Qhat).V)
-        return error
+        return np.asarray(self._denoise_jointly(W + noise, Qhat).V)
 
     def _scalar_error(self, information: Host) -> Host:
         curve = cached_on(self, "curve", lambda: error_curve(self._exact_error, self.variance, together=True))
@@ -210,7 +209,7 @@ class DensityPrior(DerivedLaw):
         scale = np.sqrt(self.variance + 1 / information)
 
         def log_weight(t: Host, lines: Host) -> Host:
-            r = (self.centre + scale[lines][:, None] * t).ravel()
+            r = (self.center + scale[lines][:, None] * t).ravel()
             precision = np.repeat(information[lines], t.shape[1])
             chunks = np.array_split(np.arange(len(r)), len(r) // 4096 + 1)
             posterior = np.concatenate([self._entries(r[chunk], precision[chunk], 1e-4) for chunk in chunks], axis=1)
@@ -219,8 +218,7 @@ class DensityPrior(DerivedLaw):
 
         with np.errstate(divide="ignore"):
             moments = line_moments(log_weight, len(information), NUMPY, None, tolerance=3e-5, rounds=60)
-        error: Host = np.exp(moments.log_norm) * math.sqrt(2 * math.pi)
-        return error
+        return np.asarray(np.exp(moments.log_norm) * math.sqrt(2 * math.pi))
 
 
 class _Columns(Channel):

@@ -84,18 +84,18 @@ class DerivedLaw(DerivedPrior):
 
     def __init__(self, prior: Any) -> None:
         super().__init__(prior, "sample")
-        self.unit = self.centre = self.variance = math.nan
+        self.unit = self.center = self.variance = math.nan
 
     def _scale(self, mean: float, variance: float) -> None:
         """Set mean and scale; a mean within rounding error of 0 is set to 0."""
         self.unit = 1.0 if gives(Prior, type(self.prior), "sample") else math.sqrt(variance)
         # A prior mean of any size would change what can be learned.
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean
-        self.centre, self.variance = mean / self.unit, variance / self.unit**2
+        self.center, self.variance = mean / self.unit, variance / self.unit**2
 
     def mean_overlap(self, components: int) -> Host:
         """Overlap of the prior mean with itself: the squared mean of an entry, at every place of (P, P), host."""
-        return np.full((components, components), self.centre**2)
+        return np.full((components, components), self.center**2)
 
     def second_moment(self, components: int) -> Host:
         """``mean_overlap`` plus the variance on the diagonal (P, P), host."""
@@ -113,9 +113,9 @@ def error_curve(
     """
     from scipy.interpolate import PchipInterpolator
 
-    # Between a tenth of the prior's precision and a thousand times that a signal with structure is found out.
-    centre = math.log10(1 / variance)
-    ends = math.log10(LOWEST), centre - 1, centre + 3, math.log10(HIGHEST)
+    # Structure in a signal shows between a tenth of the prior's precision and a thousand times that.
+    center = math.log10(1 / variance)
+    ends = math.log10(LOWEST), center - 1, center + 3, math.log10(HIGHEST)
     rates = (2, finest, 2)
     segments = [
         np.linspace(low, high, round((high - low) * rate) + 1)[:-1] for low, high, rate in zip(ends, ends[1:], rates)

@@ -109,10 +109,11 @@ class WeightedPrior(_Wrapper):
         weights = (values * shares)[:, None, None] / self.features
         Qhat = np.asarray(to_host(Qhat))
         # One by one: a spectrum of many features for many Qhat would fill the memory.
-        gains, covariances = zip(*(self._posterior(values, matrix) for matrix in Qhat.reshape(-1, *Qhat.shape[-2:])))
-        Q = [np.sum(weights * gain, axis=0) for gain in gains]
-        V = [np.sum(weights * covariance, axis=0) for covariance in covariances]
-        return Overlap(np.reshape(Q, Qhat.shape), np.reshape(V, Qhat.shape))
+        means = []
+        for matrix in Qhat.reshape(-1, *Qhat.shape[-2:]):
+            gain, covariance = self._posterior(values, matrix)
+            means.append([np.sum(weights * gain, axis=0), np.sum(weights * covariance, axis=0)])
+        return Overlap(*np.reshape(np.swapaxes(means, 0, 1), (2, *Qhat.shape)))
 
     def _posterior(self, values: Host, Qhat: Host) -> tuple[Host, Host]:
         """Gain and covariance (D, P, P) of every feature; the overlap of a Gaussian signal of variance 1 is its gain."""

@@ -123,8 +123,8 @@ def _redone(
     if not starts:
         return moments
     recomputed = [method(block.take(rows[i : min(i + 128, rows.shape[0])])) for i in starts]
-    replacements = [xp.concat(list(blocks), axis=0) for blocks in zip(*recomputed)]
-    return PosteriorMoments(*(put_at_mask(column, mask, rows) for column, rows in zip(moments, replacements)))
+    pairs = zip(moments, zip(*recomputed))
+    return PosteriorMoments(*(put_at_mask(column, mask, xp.concat(list(rows), axis=0)) for column, rows in pairs))
 
 
 def _on_one_line(block: Samples) -> PosteriorMoments:

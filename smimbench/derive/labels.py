@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,8 +30,7 @@ def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
     Equal ``index`` means equal draws of the noise, so that differences of predictions have little of it.
     """
     if getattr(channel, "draws_predictions", False):  # a derived channel alone
-        twice: tuple[Array, Array] = channel.predict_twice(z, *index)
-        return twice
+        return cast("tuple[Array, Array]", channel.predict_twice(z, *index))
     once = predict(channel, z)
     return once, once
 

@@ -88,7 +88,7 @@ class LikelihoodInformation:
         at = np.where(far, narrowest * Q, V)
         value, error = self._at(Q + V - at, at)
         if far.any():
-            # So few labels are in doubt that none would be met; their share follows a power law on the way there.
+            # So few labels are uncertain that none would be drawn; their share follows a power law towards this limit.
             wider, doubt = self._at((Q + V - 10 * at)[far], 10 * at[far])
             information, distance = value[far], np.log(at[far] / V[far])
             with np.errstate(all="ignore"):
@@ -102,8 +102,8 @@ class LikelihoodInformation:
         for k in np.flatnonzero((FAINT * total > Q) & self.blind_to_signs & (not self.is_exact)):
             # Labels that see no sign tell nothing at first, and then in proportion to what is known.
             start, faint = self.susceptibility(total[k]), FAINT * total[k]
-            ends, doubts = self._at(np.array([faint]), np.array([total[k] - faint]))
-            end, doubt = float(ends[0]) / faint, float(doubts[0]) / faint
+            nearest = self._at(np.array([faint]), np.array([total[k] - faint]))
+            end, doubt = (float(column[0]) / faint for column in nearest)
             share = Q[k] / faint
             value[k] = Q[k] * (start.value + (end - start.value) * share)
             error[k] = Q[k] * math.hypot(start.error, doubt * share)
@@ -117,8 +117,7 @@ class LikelihoodInformation:
         def estimate(q: float, v: float) -> tuple[Host, Host]:
             return cached_on(self, "values", lambda: self._estimate(np.array([[q]]), np.array([[v]])), key=(q, v))
 
-        estimates = list(map(estimate, Q.tolist(), V.tolist()))
-        value, error = (np.array(column).reshape(-1) for column in zip(*estimates))
+        value, error = (np.array(column).reshape(-1) for column in zip(*map(estimate, Q.tolist(), V.tolist())))
         return value, error
 
     def susceptibility(self, V: float) -> Uncertain:
@@ -163,7 +162,7 @@ class LikelihoodInformation:
         method, points, tolerance = (
             (self._over_samples, 256, 1.5e-2) if self.labels is None else (self._sum_over_labels, 64, 1e-3)
         )
-        # Several components are found by iterating: a number of points that changed on the way would never settle.
+        # Several components are solved by iteration, which would not converge if the number of points changed.
         value, error = method(Q, V, points if self.components == 1 else max(points, 128))
         if self.components == 1 and error[0, 0] > tolerance * value[0, 0]:
             value, error = method(Q, V, 4 * points)

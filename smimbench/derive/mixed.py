@@ -151,8 +151,7 @@ class MixedChannel(Channel):
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Labels of the whitened latents."""
-        labels: Array = self.channel.forward(self.apply(self.mixing, z), rng=rng)
-        return labels
+        return self.channel.forward(self.apply(self.mixing, z), rng=rng)
 
     @property
     def log_likelihood(self) -> Any:  # type: ignore[override]

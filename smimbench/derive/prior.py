@@ -10,7 +10,7 @@ In the first two the law is scaled to unit variance unless the prior draws its o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from smimbench.derive.density_prior import DensityPrior
 from smimbench.derive.simulated_prior import SimulatedPrior
@@ -50,8 +50,7 @@ def complete_prior(prior: Any, model: Model) -> Any:
 def denoise_step(prior: Any, R: Array, Qhat: Array) -> Denoised:
     """Call ``denoise`` within an iteration at finite size, with ``continued=True`` where the prior accepts that argument."""
     options = {"continued": True} if takes(prior.denoise, "continued") else {}
-    denoised: Denoised = prior.denoise(R, Qhat, **options)
-    return denoised
+    return cast("Denoised", prior.denoise(R, Qhat, **options))
 
 
 def why_theory_only(prior: Any, components: int) -> str | None:

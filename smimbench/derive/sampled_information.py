@@ -202,7 +202,7 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array) -> tuple[Uncer
     P, free = len(Q), without_overlap(Q)
     root_Q, root_V = symmetric_root(Q), symmetric_root(V)
     white = np.linalg.inv(root_V)
-    # Second moments lose what they say of small V: as a control they would repeat others, but for rounding of nonzero mean.
+    # At small V second moments are dominated by rounding, so that they are useless as control variates.
     exact = np.diagonal(V).min() > ROUNDED * np.diagonal(Q + V).max()
     posterior_errors, has_moments = [0.0], True
 
@@ -215,7 +215,7 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array) -> tuple[Uncer
         posterior = checked_posterior(channel.posterior(y, omega, V, second_moment=True, rng=rng), omega)
         posterior_errors.append(float(posterior.error))
         mean = white @ (posterior.mean - omega)
-        if posterior.second_moment is None:  # a channel may do without, where signs are seen
+        if posterior.second_moment is None:  # optional for channels whose labels depend on signs
             has_moments = False
             return Labels(normal[:, 0], normal[:, 1], (mean, mean))
         full: Any = checked_posterior(posterior, omega, second_moment=True).second_moment
@@ -232,7 +232,7 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array) -> tuple[Uncer
     means = label_means(labels, Q, V)
     # An error of the posterior mean adds its square to the mean square.
     bias = sites * max(posterior_errors) ** 2
-    # A mean that hardly any labels carry, or none, may have missed those that would: neither is its error known.
+    # A mean that few or no labels contribute to may have missed those that would; its error is then unknown.
     few = means.effective < FEWEST_EFFECTIVE
     error = np.where(few, np.maximum(means.information_error, np.abs(means.information)), means.information_error)
     size = np.abs(white)

@@ -222,10 +222,10 @@ def _tempered_fit(u: Array, weight: Array, mean: Array, covariance: Array, xp: M
     power = 2.0**low
     p = xp.exp(clip(power[:, None] * gap, -700.0, None)) * possible + 1e-300
     p = p / xp.sum(p, axis=1, keepdims=True)
-    centre = xp.sum(p[..., None] * u, axis=1)
-    away, way = u - centre[:, None, :], centre - mean
+    center = xp.sum(p[..., None] * u, axis=1)
+    away, way = u - center[:, None, :], center - mean
     square = xp.matmul(xp.matrix_transpose(away * p[..., None]), away)
     square = square + (1 - power)[:, None, None] * way[:, :, None] * way[:, None, :]
-    # Few points determine no covariance: lean on the present one.
+    # Too few points to determine a covariance: shrink towards the present one.
     few = clip((u.shape[-1] + 2) * xp.sum(p * p, axis=1), 0.0, 1.0)[:, None, None]
-    return centre, (1 - few) * square + few * covariance / 4
+    return center, (1 - few) * square + few * covariance / 4

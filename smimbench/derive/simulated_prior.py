@@ -60,8 +60,7 @@ class SimulatedPrior(DerivedPrior):
 
     def second_moment(self, components: int) -> Host:
         """Second moment of the signal, as a mean over simulations."""
-        moment: Host = self._moments(components)[0].mean(axis=0)
-        return moment
+        return np.asarray(self._moments(components)[0].mean(axis=0))
 
     def mean_overlap(self, components: int) -> Host:
         """Overlap of the prior mean with itself."""
@@ -80,8 +79,7 @@ class SimulatedPrior(DerivedPrior):
 
     def _error(self, Qhat: Host) -> Host:
         if len(Qhat) > 1:
-            error: Host = self._simulated(Qhat).mean(axis=0)
-            return error
+            return np.asarray(self._simulated(Qhat).mean(axis=0))
         return self._curve()[0](np.diagonal(Qhat))[None, :]
 
     def _curve(self) -> tuple[Callable[[Host], Host], Host, Host]:
@@ -133,7 +131,7 @@ class SimulatedPrior(DerivedPrior):
 def _relative_error(draws: Host) -> Host:
     """Relative standard error (P,) of the diagonal of a mean over simulated matrices (draws, P, P)."""
     diagonals = np.diagonal(draws, axis1=1, axis2=2)
-    # Wider by 1.3, so that four of the errors of eight simulations are as rare as four known ones.
+    # Wider by 1.3, so that a deviation of four errors estimated from eight simulations is as rare as one of four exact errors.
     sem = 1.3 * diagonals.std(axis=0, ddof=1) / math.sqrt(len(diagonals))
     mean: Host = diagonals.mean(axis=0)
     return np.where(mean > 0, sem / np.where(mean > 0, mean, 1.0), 1.0)

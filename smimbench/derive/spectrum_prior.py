@@ -64,11 +64,11 @@ class SpectrumPrior(DerivedLaw):
                 weights = counts / counts.sum()
             else:
                 atoms, weights = _thinned(atoms)
-        centre = float(weights @ atoms)
-        variance = float(weights @ (atoms - centre) ** 2)
+        center = float(weights @ atoms)
+        variance = float(weights @ (atoms - center) ** 2)
         if not variance > 0:
             raise ParameterError("quantile", "must be the quantile function of a law with positive variance")
-        self._scale(centre, variance)
+        self._scale(center, variance)
         self._law = FreeConvolution(atoms / self.unit, weights, law="exact" if discrete else "quantiles")
 
     def spectrum(self, dimension: int) -> Host:
@@ -95,7 +95,7 @@ class SpectrumPrior(DerivedLaw):
 
     def mean(self, components: int, dimension: int) -> Host:
         """Prior mean: the mean eigenvalue times the identity (P, D, D), host."""
-        return np.repeat(self.centre * np.eye(dimension)[None], components, axis=0)
+        return np.repeat(self.center * np.eye(dimension)[None], components, axis=0)
 
     @property
     def law(self) -> Law:
@@ -115,7 +115,7 @@ class SpectrumPrior(DerivedLaw):
             if not noise[p] > 0:
                 estimates.append(R[p, ...])
             elif noise[p] > 1 / LOWEST:
-                estimates.append(xp.asarray(self.centre * np.eye(dimension), **matching(R)))
+                estimates.append(xp.asarray(self.center * np.eye(dimension), **matching(R)))
             else:
                 values, vectors = xp.linalg.eigh(R[p, ...])
                 shrunk = self._law.rie(values, float(noise[p]))
@@ -142,8 +142,7 @@ def _noise_of(Qhat: Host) -> Host:
     diagonal = np.diagonal(Qhat)
     with np.errstate(divide="ignore"):
         if is_diagonal(Qhat) or not np.isfinite(Qhat).all():
-            noise: Host = 1 / np.where(diagonal < 0, 0.0, diagonal)
-            return noise
+            return np.asarray(1 / np.where(diagonal < 0, 0.0, diagonal))
         values, vectors = np.linalg.eigh(Qhat)
         return np.asarray((vectors**2 / np.maximum(values, 1e-300)).sum(1))
 

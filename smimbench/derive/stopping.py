@@ -111,7 +111,7 @@ class OverlapRule(StoppingRule):
             return f"the error falls slowly below a precision of {FLOOR:g}"
         if len(self.history) <= LONG_WINDOW:
             return None
-        # Averages can stand still around a point to which the estimate, going back and forth, never comes.
+        # Averages can be stationary while the estimate oscillates around a point that it never reaches.
         if ((info.squared_step > LARGEST_STEP * error) & (predicted[-1] > self.chance)).any():
             return None
         predicted, self_overlap = (np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:]))

@@ -86,7 +86,7 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
     rho: Any = r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
     probability, derivatives = _log_cdf_central(xp, h, k, r, rho, hessian)
     tail = probability < _TAIL
-    rows = xp.nonzero(tail)[0]  # the one question that a device is asked
+    rows = xp.nonzero(tail)[0]  # the only wait for the device
     if rows.shape[0] > 0:
         some = rho if sign is None else xp.take(rho, rows)
         inside = _log_cdf_tail(xp, xp.take(h, rows), xp.take(k, rows), r, some, hessian)

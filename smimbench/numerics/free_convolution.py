@@ -153,7 +153,7 @@ class FreeConvolution:
         def of_points(p: _Subordinated) -> Host:
             return function(p.x * root, p.shrunk * root, p.variance * noise)
 
-        return self._discretised(lambda law: law._integrate(noise, of_points, rtol, breaks))
+        return self._with_atom_error(lambda law: law._integrate(noise, of_points, rtol, breaks))
 
     def mmse(self, noise: float, *, rtol: float = 1e-10) -> Uncertain:
         """``F(noise)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean.
@@ -170,7 +170,7 @@ class FreeConvolution:
         Uncertain
             The error covers integration, rounding and what ``law`` adds.
         """
-        return self._discretised(lambda law: law._mmse(noise, rtol))
+        return self._with_atom_error(lambda law: law._mmse(noise, rtol))
 
     def _mmse(self, noise: float, rtol: float) -> Uncertain:
         if math.isinf(noise):
@@ -186,7 +186,7 @@ class FreeConvolution:
         integral = self._integrate(noise, lambda p: p.variance[None, :] * noise, rtol)
         return Uncertain(float(integral.value[0]), float(integral.error[0]), integral.method)
 
-    def _discretised(self, compute: Callable[[FreeConvolution], Uncertain]) -> Uncertain:
+    def _with_atom_error(self, compute: Callable[[FreeConvolution], Uncertain]) -> Uncertain:
         """Result computed from a law, with a larger error if the law is known only through finitely many atoms."""
         fine = compute(self)
         if self.law == "exact":
@@ -194,7 +194,7 @@ class FreeConvolution:
         starts = np.arange(0, self.atoms.size, 2)
         weights = np.add.reduceat(self.weights, starts)
         coarse = compute(FreeConvolution(np.add.reduceat(self.weights * self.atoms, starts) / weights, weights))
-        # The change on halving; three times, because the ends of a law can converge more slowly than 1/K.
+        # Three times the change from halving the atoms, because the ends of a law can converge more slowly than 1/K.
         error = fine.error + 3 * np.abs(coarse.value - fine.value)
         return Uncertain(fine.value, error, "quadrature over quantiles")
 

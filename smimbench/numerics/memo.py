@@ -40,8 +40,7 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         @lru_cache(maxsize=maxsize)
         def remembered(*arguments: Any) -> T:
-            unwrapped = [a.array if isinstance(a, _Array) else a for a in arguments]
-            return function(*unwrapped)
+            return function(*(a.array if isinstance(a, _Array) else a for a in arguments))
 
         @wraps(function)
         def call(*arguments: Any) -> T:

@@ -44,7 +44,7 @@ def values_by_panels(function: Callable[[Host], Host], x: Host, tolerance: Host)
         starts = np.searchsorted(points, panels[:, 0], side="left")
         # The last point of all lies at the end of the last panel, that of another one belongs to the next.
         stops = np.where(panels[:, 1] >= points[-1], len(x), np.searchsorted(points, panels[:, 1], side="left"))
-        # Points that are equal, or as good as equal, are left to the function, however many.
+        # Equal or nearly equal points are evaluated directly, however many there are.
         # narrowest panel, relative to where it is
         crowded = (stops - starts > NODES) & (np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1))
         panels, starts, stops = panels[crowded], starts[crowded], stops[crowded]

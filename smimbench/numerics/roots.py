@@ -49,7 +49,7 @@ def bracketed_roots(
     lower, upper = np.array(lower, dtype=float), np.array(upper, dtype=float)
     result = np.full(lower.shape, np.nan)
     index = np.arange(lower.size)
-    a, b = upper, lower  # a: latest point, b: the other end of the bracket
+    a, b = upper, lower  # a: latest point; b: the opposite end of the bracket
     fb, fa = (function(b, index), function(a, index)) if values is None else values
     ended = (fa == 0) | (fb == 0)
     result[ended] = np.where(fa == 0, a, b)[ended]

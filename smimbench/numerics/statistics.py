@@ -53,9 +53,9 @@ def controlled_mean(
         Mean over the scrambles of ``mean(y - b . x)``, and its standard error from the spread of the R means. The
         coefficients b of a scramble are fitted by least squares on all others: neither is flattered by the fit.
     """
-    centred = [x - x.mean(0) for x in controls]
-    grams = [x.T @ x for x in centred]
-    mixed = [x.T @ (y - y.mean(0)) for x, y in zip(centred, samples)]
+    centered = [x - x.mean(0) for x in controls]
+    grams = [x.T @ x for x in centered]
+    mixed = [x.T @ (y - y.mean(0)) for x, y in zip(centered, samples)]
     gram, mix = sum(grams), sum(mixed)
     limit = faintest * np.sqrt(sum(len(x) for x in controls))
     estimates = []

@@ -50,7 +50,7 @@ def test_norm_mean_and_width_of_a_law_are_known_to_nine_digits_with_jumps_too(lo
     prior = DensityPrior(Density(log_density))
     assert prior._norm == pytest.approx(math.log(norm), abs=1e-9)
     assert prior.unit == pytest.approx(width, rel=1e-9)
-    assert prior.centre * prior.unit == pytest.approx(centre, abs=1e-9)
+    assert prior.center * prior.unit == pytest.approx(centre, abs=1e-9)
 
 
 def laplace(w):

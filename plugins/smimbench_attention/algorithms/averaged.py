@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class Averaged(Algorithm):
             inner = build(entry.item, "algorithm", table)
         except ParameterError as error:
             raise ParameterError(f"of.{error.key}", error.message) from None
-        # Written out with defaults and version, so that a change of either makes another cell.
+        # Includes defaults and version, so that a change of either makes a new cell.
         full = {"name": entry.name, "version": entry.item.version, **parameters_of("algorithm", inner)}
         if entry.source is not None:
             full |= {"distribution": entry.distribution, "source": entry.source}
@@ -111,8 +111,7 @@ class Averaged(Algorithm):
         """Reason why the inner algorithm cannot solve a problem, or None."""
         if not self._entry.fits(problem.model.name):
             return f"{self._entry.name} does not work for model {problem.model.name!r}"
-        reason: str | None = self._inner.refuses(problem)
-        return reason
+        return cast("str | None", self._inner.refuses(problem))
 
     def retry(self, problem: Problem, outcome: str) -> Averaged | None:
         """The same average over the version that the inner algorithm offers for a second attempt, or None."""

@@ -123,7 +123,7 @@ def ridge_shares(ratio: float, penalty: float, features: Host | None = None) -> 
         return _shares_of_features(ratio, penalty, features)
     b = (penalty + ratio - 1) / 2
     root = float(np.hypot(b, np.sqrt(penalty)))
-    if b >= 0:  # both forms are without cancellation, each on its side
+    if b >= 0:  # each form avoids cancellation on its side
         unseen, fitted, free = penalty / (b + root) if penalty else 0.0, 1 / (b + root + 1), (b + root) / (b + root + 1)
     else:
         unseen, fitted, free = root - b, (root - b) / (root - b + penalty), penalty / (root - b + penalty)

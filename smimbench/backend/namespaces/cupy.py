@@ -118,7 +118,7 @@ def free_memory(cupy: Any) -> int:
     """Bytes still available for arrays on the current GPU."""
     pool = cupy.get_default_memory_pool()
     free, _ = cupy.cuda.runtime.memGetInfo()
-    # What the pool holds without using it is free for us, though the driver counts it as taken.
+    # Unused blocks of the pool are available to us, although the driver counts them as taken.
     available = int(free) + int(pool.free_bytes())
     limit = int(pool.get_limit())
     return min(available, limit - int(pool.used_bytes())) if limit else available
@@ -142,7 +142,7 @@ def cupy_advice() -> str:
             "no NVIDIA driver was found either: install one and then pip install 'smimbench[cuda12]' "
             "(or [cuda13] for CUDA 13), or use --backend numpy"
         )
-    # two builds of CuPy side by side break each other, and a broken one counts as installed: away with it first
+    # two builds of CuPy side by side break each other, and a broken one counts as installed: uninstall first
     installed = _installed_cupy()
     away = f"pip uninstall -y {' '.join(installed)} && " if installed else ""
     return f"{away}pip install 'smimbench[{driver.extra}]' fits the driver (CUDA up to {driver.cuda})"

@@ -133,8 +133,8 @@ class Erm(Algorithm):
 
         def objective(flat: Host) -> tuple[float, Host]:
             value, gradient = _empirical_risk(problem, data, state, flat.reshape(shape))
-            penalised = value + state.penalty / 2 * float(flat @ flat)
-            return penalised / n, (gradient.ravel() + state.penalty * flat) / n
+            penalized = value + state.penalty / 2 * float(flat @ flat)
+            return penalized / n, (gradient.ravel() + state.penalty * flat) / n
 
         limits = {"maxiter": 10, "ftol": 0.0, "gtol": 0.0, "maxcor": 20}
         solution = minimize(objective, state.weights.ravel(), jac=True, method="L-BFGS-B", options=limits)
@@ -170,11 +170,10 @@ class Erm(Algorithm):
         integrals = "Monte Carlo" if len(fixed_points) > 1 else "closed form" if loss.name == "square" else "quadrature"
         method = f"{loss.name} loss, penalty {penalty:.4g}: {integrals}"
         point = limit_point(problem, alpha, ends, method=method, branch="minimum", uncertain=uncertain)
-        losses = {
-            "training_loss": [float(np.mean([minimum.training_loss for minimum in fixed_points]))],
-            "test_loss": [float(np.mean([minimum.test_loss for minimum in fixed_points]))],
-        }
-        return replace(point, between_students=point.own_overlap, more=point.more | {"penalty": penalty} | losses)
+        details = point.more | {"penalty": penalty}
+        for name in ("training_loss", "test_loss"):
+            details[name] = [float(np.mean([getattr(minimum, name) for minimum in fixed_points]))]
+        return replace(point, between_students=point.own_overlap, more=details)
 
 
 def _scaled(overlaps: Overlaps, length: float) -> Overlaps:

@@ -261,8 +261,8 @@ class PenaltyPath:
             if not positive:
                 return np.asarray((self._updated(penalty, trial) / size).ravel() - x)
             moments = self.integrals(at)
-            # alpha E g z* = lambda M says the same as the equation of M, without what cancels there; in units of that
-            # equation it is as straight.
+            # alpha E g z* = lambda M is equivalent to the equation of M, without the terms that cancel there; in units of that
+            # equation it is as close to linear.
             stiff = self.alpha * moments.V_hat.item()
             V_new, Q_new = self._susceptibility(np.array([[stiff]]), penalty).item(), self.alpha * moments.Q_hat.item()
             if not (V_new > 0 and Q_new > 0):
@@ -333,7 +333,7 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
         """MSE minus that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
         try:
             overlaps = [path.overlaps(float(np.exp(x))) for path in paths]
-        except ValueError as error:  # where an overlap or an error is too close to its end for doubles
+        except ValueError as error:  # an overlap or an error too close to its limit for float64
             reasons.append(str(error))
             return np.inf
         scale = best_length(overlaps) if length == "posterior" else 1.0
@@ -341,7 +341,8 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
         excess_mse[x] = float(scale * (scale * Q - 2 * M))
         return excess_mse[x]
 
-    # From a penalty at which the iteration always settles down to where the minimum is behind; up, where it is there.
+    # Decrease the penalty from one at which the iteration always converges until the minimum is passed; increase it if the
+    # minimum is at the start.
     (smallest, largest), distance = np.log(PENALTIES), float(np.log(10.0))
     x = start = float(np.log(max(alpha, 1.0)))
     if not np.isfinite(tried(start)):

@@ -90,15 +90,15 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
     low, high = np.minimum(omega, far), np.maximum(omega, far)
     z = (low + high) / 2
     earlier_move, last_move = high - low, high - low
-    for _ in range(100):  # about ten are made
+    for _ in range(100):  # usually about ten
         pull, rise = v * loss.slope(y, z), v * loss.curvature(y, z)
         gap = z + pull - omega
-        # What a rounding of z does to the residual.
+        # Change of the residual by a rounding of z.
         blur = ROUNDING * ((1 + rise) * (1 + np.abs(z)) + np.abs(pull) + np.abs(omega))
         gap = np.where(np.abs(gap) <= blur, 0.0, gap)
         low, high = np.where(gap <= 0, z, low), np.where(gap >= 0, z, high)
         move = -gap / (1 + rise)
-        # Steps that do not shrink by half in two rounds may go to and fro for ever: the middle of the bracket instead.
+        # Steps that do not halve within two rounds may oscillate forever: bisect instead.
         sound = (z + move >= low) & (z + move <= high) & (np.abs(move) <= earlier_move / 2)
         next_z = np.where(sound, z + move, (low + high) / 2)
         earlier_move, last_move, z = last_move, np.abs(next_z - z), next_z

@@ -203,7 +203,9 @@ class Descent(Algorithm):
         )
         change, axes = factor - state.factor, (axes[0] - 1, *axes)  # all components of a student
         residual = xp.max(xp.sqrt(xp.mean(change * change, axis=axes) / xp.mean(factor * factor, axis=axes)))
-        estimate = self.estimate(next_state)  # where labels leave the scale open, that of the factor means nothing
+        estimate = self.estimate(
+            next_state
+        )  # where labels do not determine the scale, that of the factor is meaningless
         overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
         overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
         if data.start is not None:
@@ -229,7 +231,7 @@ class Descent(Algorithm):
         values = spectrum(state.signal, state.factor.shape[-2] == shape[-2])  # else it is Q above K
         return {"spectrum": to_host(values).reshape(-1).tolist()}
 
-    # -- what a method adds: only ``move`` has to be given ----------------------------------------------------------------
+    # -- what subclasses override: only ``move`` is required ----------------------------------------------------------------
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
         """Initial memory of the method (e.g. a velocity); empty unless a method overrides it."""

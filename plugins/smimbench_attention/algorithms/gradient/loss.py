@@ -100,7 +100,7 @@ def latent_gradient(
     signal = basis.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
     students = signal.shape[:lead]
-    # As many components as fill a chunk with their latents like the intermediate results do.
+    # The number of components whose latents take as much memory per chunk as the intermediate arrays.
     held, root, scaled = math.prod(students) * problem.components, 1.0, None
     if model.forward_gram is not None and basis.gram_scale is not None and factor.shape[-1] <= NARROW * dimension:
         root = math.sqrt(basis.gram_scale(factor))
@@ -112,7 +112,7 @@ def latent_gradient(
     for chunk in sample_chunks(model, inputs, held):
         x = inputs[chunk, ...]
         z, pull = (model.forward(x, signal), None) if scaled is None else model.forward_gram(x, scaled)
-        # Channels need not know of students: their samples stand one behind the other.
+        # Channels know nothing of students, whose samples are concatenated.
         value, slope = local(chunk, xp.reshape(z, (-1, *z.shape[-2:])), students)
         g = xp.reshape(slope, z.shape)
         back = model.adjoint(x, g) if pull is None else pull(g)

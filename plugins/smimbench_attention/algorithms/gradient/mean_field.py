@@ -183,7 +183,7 @@ def descend(
         a = rng.standard_normal(rows)
         if not exact:
             return perpendicular(a)
-        for _ in range(2):  # all p are in the span of what is known
+        for _ in range(2):  # the basis spans all p
             a -= basis.filled @ (basis.filled.T @ a)
         basis.add(a / np.linalg.norm(a))
         return math.sqrt(rows) * basis.filled[:, -1]
@@ -212,7 +212,7 @@ def descend(
         for k in range(P):
             norm = np.linalg.norm(g[:, k])
             remainder = perpendicular(g[:, k], samples)
-            if np.linalg.norm(remainder) < norm / 2:  # rounding that is left along the p would grow
+            if np.linalg.norm(remainder) < norm / 2:  # rounding errors along the p would grow
                 remainder = perpendicular(remainder)
             length = np.linalg.norm(remainder)
             if length <= ACCURACY.tolerance * norm or p.count == rows:
@@ -220,7 +220,7 @@ def descend(
             p.add(remainder / length)
             if exact and basis.count >= rows:
                 raise TooLong("more directions than rows")
-            if not exact and h.count >= D:  # no feature is left
+            if not exact and h.count >= D:  # all features are used
                 continue
             h.add(math.sqrt(D if exact else rng.chisquare(D - h.count)) * p.filled[:, -1] + fresh())
             onto = g.T @ h.filled[:, -1].reshape(n, C)[samples].reshape(-1, 1) / size
@@ -306,7 +306,9 @@ def mean_field_theory(
         fewest, maximum = accuracy.draws
         start_count = max(1, len(conditions.starts))
         sets = max(fewest, int(min(accuracy.rows / (n * C), accuracy.work / price, maximum)))
-        sets = start_count * max(math.ceil(fewest / start_count), sets // start_count)  # every start as often
+        sets = start_count * max(
+            math.ceil(fewest / start_count), sets // start_count
+        )  # the same number for every start
         system = System(n, batch, D)
         method = f"{sets} draws at this dimension"
         if sets * price > accuracy.work:

@@ -215,7 +215,7 @@ class _SampledFields:
             label = draw().reshape(sample.shape)
             mean = mean + label / draws
             square = square + (label - sample)[:, :, None] * (label - sample)[:, None, :] / draws
-        # The square of the noise that is left in the mean, and this: that of a label.
+        # Noise left in the mean, squared, plus this is the noise of a label, squared.
         covariance = square - (mean - sample)[:, :, None] * (mean - sample)[:, None, :]
         signs = rng.choice([-1.0, 1.0], sample.shape)
         noise = (symmetric_root(covariance) @ signs[..., None])[..., 0]

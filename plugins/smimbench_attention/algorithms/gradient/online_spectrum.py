@@ -176,8 +176,7 @@ def draw_signs(
             orthogonal @ turned(directions) @ np.linalg.inv(identity + np.sqrt(noise) * whitening) @ directions
         )
         unit = 2 / (rule.fraction * np.sqrt(D)) * scale
-        batch: Host = residuals @ (turned(residuals) @ whitening @ directions + orthogonal) * unit
-        return batch
+        return np.asarray(residuals @ (turned(residuals) @ whitening @ directions + orthogonal) * unit)
 
     vectors, grams = begin, []
     for step in range(int(recorded_steps[-1]) + 1):

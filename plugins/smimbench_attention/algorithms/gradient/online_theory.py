@@ -106,7 +106,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     if closed and not signs:
         # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.
         ratios = course = None
-        # Few features hold most of an overlap where variances are unequal: it varies as with so many.
+        # With unequal variances few features carry an overlap, which fluctuates as if there were only that many.
         number = D if problem.features is None else D / float(np.mean(problem.features**2))
         if drawn is not None:
             ratios = limit_point(problem, alpha, _overlaps_at_end(drawn), method="", prediction=False).more
@@ -156,7 +156,7 @@ def _by_feature(
     elif count < 4 * P:
         raise TooLong(f"{recorded_steps[-1]} steps")
     else:
-        # Entries are N(0, 1); over the starts, those of a feature have exactly these second moments.
+        # Entries are N(0, 1); over the starts, the second moments of every feature are exact.
         draws = monte_carlo_rng("online descent: starts by feature", D).standard_normal((D, count, 2 * P))
         u, _, v = np.linalg.svd(draws, full_matrices=False)
         white = np.sqrt(count) * (u @ v)

@@ -39,7 +39,7 @@ class NuclearState(NamedTuple):
     estimate: Array
     point: Array
     momentum: float
-    weight: float  # point = estimate + weight (estimate - the one before)
+    weight: float  # point = estimate + weight (estimate - previous estimate)
     slope: Array  # minus the gradient of the loss at the estimate before
     gap: float  # relative duality gap of the estimate before; infinite at the start
     squares: LeastSquares
@@ -232,7 +232,7 @@ class Nuclear(LinearRegression):
             error = float(validation.normal(estimate, targets=True)[1])
             if error < lowest_error:
                 best, lowest_error = largest * fraction, error
-        # All samples pull harder than those it was chosen on.
+        # The gradient of all samples is larger than that of the samples the penalty was chosen on.
         return best * int(data.inputs.shape[0]) / int(fit.inputs.shape[0])
 
 

@@ -245,7 +245,7 @@ def minimum_point(problem: Problem, alpha: float, minimum: NuclearFixedPoint, po
     """The prediction at a fixed point, with the spectrum. The minimum is unique, so all starts end there."""
     truth = np.asarray(problem.prior.second_moment(1), dtype=float)
     cross, gram = (np.array([[value]]) for value in (minimum.estimate.overlap, minimum.estimate.square))
-    # The error is truth - 2 cross + own: the third of it that each may have.
+    # The error is truth - 2 cross + gram; its uncertainty is shared equally among the three.
     third = np.array([[minimum.uncertain / 3]])
     method = "state evolution of the convex problem"
     point = limit_point(

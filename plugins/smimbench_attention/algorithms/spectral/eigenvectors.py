@@ -83,7 +83,7 @@ def spectral_estimate(
     removed: list[Any] = []
     for mode in theory.modes:
         e = None if mode.direction is None else xp.asarray(mode.direction, **place)
-        matrices = LinearisedMatrices(problem, data, G if e is None else along_direction(G, e), removed)
+        matrices = LinearizedMatrices(problem, data, G if e is None else along_direction(G, e), removed)
         leading = matrices.leading_asymmetric(rng) if kind == "asymmetric" else None
         outliers.append(None if leading is None else leading[0])
         if leading is None:
@@ -128,7 +128,7 @@ def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array
     return total
 
 
-class LinearisedMatrices:
+class LinearizedMatrices:
     """The matrices T and K of linearized message passing as linear operators, for one direction or all components.
 
     Only the weights (n, k, C, k, C) and latents (n, k, C) are held; a product reads the inputs chunk by chunk.

@@ -373,8 +373,7 @@ def _joint_outlier(flat: Host, alpha: float, P: int, resolvent: Any) -> tuple[Ho
 def _site_trace(J: Host, P: int) -> Host:
     """Trace over sites ``E sum_m J_mm`` (P, P) of matrices on components times sites."""
     C = J.shape[-1] // P
-    trace: Host = np.einsum("npmqm->pq", J.reshape(-1, P, C, P, C)) / len(J)
-    return trace
+    return np.asarray(np.einsum("npmqm->pq", J.reshape(-1, P, C, P, C)) / len(J))
 
 
 def _site_map(J: Host, K: Host, P: int) -> Host:
