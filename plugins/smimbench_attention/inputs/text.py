@@ -154,8 +154,8 @@ def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr
     sentence_of = np.repeat(np.arange(len(sentences)), [len(sentence) for sentence in sentences])
     N = csr_array((size, size))
     for step in range(1, window + 1):
-        near = np.flatnonzero(sentence_of[step:] == sentence_of[:-step])
-        neighbors = (np.ones(len(near)), (words[near], words[near + step]))
+        same_sentence = np.flatnonzero(sentence_of[step:] == sentence_of[:-step])
+        neighbors = (np.ones(len(same_sentence)), (words[same_sentence], words[same_sentence + step]))
         N = N + coo_array(neighbors, shape=(size, size)).tocsr()
     N = coo_array(N + N.T)
     of_word = np.asarray(N.sum(axis=0))
@@ -187,13 +187,13 @@ def _embedded(path: str | None, digest: str, window: int, split: str, dimension:
         learned, used = sentences, [words[~fitted[words]] for words in sentences]
     if (learnable := int(fitted.sum())) <= dimension:
         raise ParameterError("path", f"must have more than {dimension} different words to learn from, has {learnable}")
-    few = f"must be a longer text: its words are found together in fewer than {dimension} different ways"
+    message = f"must be a longer text: its words are found together in fewer than {dimension} different ways"
     try:
         vectors, sizes, _ = svds(mutual_information(learned, len(number), window), k=dimension, v0=np.ones(len(number)))
     except ArpackError:  # of a matrix of zeros
-        raise ParameterError("path", few) from None
+        raise ParameterError("path", message) from None
     if sizes.min() < 1e-9 * sizes.max():
-        raise ParameterError("path", few)
+        raise ParameterError("path", message)
     weights = fitted * np.bincount(np.concatenate(learned), minlength=len(number))
     weights = weights / weights.sum()
     vectors = vectors - weights @ vectors

@@ -24,12 +24,12 @@ class Cosine(PerComponent):
     def _values(self, problem: Any, claims: Claims) -> Array:
         """Cosine of each component, 0 for a component that is 0."""
         teacher, aligned = claims.teacher, claims.aligned
-        across, estimated, truth = (
+        overlap, estimated, truth = (
             np.diagonal(np.asarray(problem.model.inner(*pair), dtype=float))
             for pair in ((teacher, aligned), (aligned, aligned), (teacher, teacher))
         )
         norms = np.sqrt(estimated * truth)
-        return np.where(norms > 0, across / np.where(norms > 0, norms, 1.0), 0.0)
+        return np.where(norms > 0, overlap / np.where(norms > 0, norms, 1.0), 0.0)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
         """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean, whose overlap with the signal equals its

@@ -40,13 +40,13 @@ class Nishimori(PerComponent):
         model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
         mean = np.asarray(problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float)
         truth, estimate = np.asarray(claims.teacher, dtype=float) - mean, aligned - mean
-        across, square = (
+        overlap, square = (
             np.diagonal(np.asarray(model.inner(estimate, vector), dtype=float)) for vector in (truth, estimate)
         )
         informed = square > SMALLEST * np.diagonal(prior_moments(problem)[0])
         if not informed.any():
             raise NotMeasured("the estimate is the prior mean")
-        return np.where(informed, across / np.where(informed, square, 1.0), np.nan)
+        return np.where(informed, overlap / np.where(informed, square, 1.0), np.nan)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
         """Theoretical ratio of a posterior mean: 1 for components estimated better than by chance."""

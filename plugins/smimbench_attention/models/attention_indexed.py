@@ -158,7 +158,7 @@ class AttentionIndexed(TokenModel):
             return self._host_chunks(n, dimension, components, itemsize)
         return slices(n, budget // (itemsize * self.tokens * dimension))
 
-    def _apart(self, like: Array) -> bool:
+    def _sums_over_pairs(self, like: Array) -> bool:
         """Whether T x T products are computed as sums over pairs of tokens, since batches of tiny products are slow on a GPU."""
         return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
 
@@ -192,18 +192,18 @@ class AttentionIndexed(TokenModel):
         bands = self._bands(inputs)
 
         z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
-        apart, pairs = self._apart(inputs), site_pairs(self.tokens, self.symmetric)
+        by_pairs, pairs = self._sums_over_pairs(inputs), site_pairs(self.tokens, self.symmetric)
         for s in self._resident_slices(n, dimension, components, _itemsize(xp, dtype), inputs):
             x = inputs[s, :, :]
             rows = xp.reshape(x, (-1, dimension))
             for k in range(students):
                 for p in range(components):
-                    if apart:  # one pair of tokens after the other
+                    if by_pairs:  # one pair of tokens after the other
                         xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
                         forms = xp.stack([xp.sum(xs[:, a, :] * x[:, b, :], axis=-1) for a, b in pairs], axis=-1)
                     else:
-                        of = _forms if self.symmetric else _all_forms
-                        forms = xp.reshape(of(x, matrices[k, p, :, :], bands), (x.shape[0], -1))
+                        forms_of = _forms if self.symmetric else _all_forms
+                        forms = xp.reshape(forms_of(x, matrices[k, p, :, :], bands), (x.shape[0], -1))
                         forms = xp.take(forms, pick, axis=1)
                     z[k, s, p, :] = (forms - traces[k, p, :]) * scale
         return xp.reshape(z, (*lead, n, components, self.sites))
@@ -232,7 +232,7 @@ class AttentionIndexed(TokenModel):
         pick, factors = self._sites_of_entries(xp, dtype, device)
         scale = factors * (self.kappa / dimension**1.5)
         resident = self._resident_slices(n, dimension, components, _itemsize(xp, dtype), inputs)
-        apart, bands = self._apart(inputs), self._bands(inputs)
+        by_pairs, bands = self._sums_over_pairs(inputs), self._bands(inputs)
 
         def component_adjoint(k: int, p: int) -> Array:
             total = xp.zeros((dimension, dimension), dtype=dtype, device=device)
@@ -242,7 +242,7 @@ class AttentionIndexed(TokenModel):
                 weights = xp.take(gradients[k, s, p, :], pick, axis=1) * scale
                 trace = trace + xp.sum(weights[:, :: self.tokens + 1])
                 weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
-                gx = xp.reshape(_mixed_apart(weights, x) if apart else xp.matmul(weights, x), (-1, dimension))
+                gx = xp.reshape(_weighted_sums(weights, x) if by_pairs else xp.matmul(weights, x), (-1, dimension))
                 columns = xp.matrix_transpose(xp.reshape(x, (-1, dimension)))
                 if len(bands) == 1:
                     total += xp.matmul(columns, gx)
@@ -299,9 +299,9 @@ class AttentionIndexed(TokenModel):
             if not self.symmetric:
                 gy.append(xp.matmul(xp.matrix_transpose(weights), y[0, ...]))
             gy = xp.reshape(xp.permute_dims(xp.stack(gy), (2, 3, 0, 1, 4)), (-1, block_count * count * width))
-            back = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, block_count, count, width))
-            back = xp.permute_dims(back, (2, 1, 0, 3))
-            return xp.reshape(back - trace[:, None, None, None] * flat, factor.shape)
+            gradient = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, block_count, count, width))
+            gradient = xp.permute_dims(gradient, (2, 1, 0, 3))
+            return xp.reshape(gradient - trace[:, None, None, None] * flat, factor.shape)
 
         return z, pull
 
@@ -368,7 +368,7 @@ def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
     return xp.matmul(xs, xp.matrix_transpose(x))
 
 
-def _mixed_apart(weights: Array, x: Array) -> Array:
+def _weighted_sums(weights: Array, x: Array) -> Array:
     """Weighted sums ``sum_b weights_ab x_b``, one token after the other: (..., n, T, T), (..., n, T, d) to (..., n, T, d)."""
     gx = weights[..., :1] * x[..., :1, :]
     for b in range(1, x.shape[-2]):

@@ -101,8 +101,8 @@ def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
 def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
     """At p (n, K) inside the bulks, for delta (n, 1): x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2``."""
     weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
-    away = np.stack([p, p - a, p + a])
-    square = away * away
+    distances = np.stack([p, p - a, p + a])
+    square = distances * distances
     # 1/f of f(t) = sum w/((p - s)^2 + t), t = v^2, is increasing and concave: Newton's method goes up from any lower bound.
     t = np.maximum((weights - square).max(axis=0), 0.0)
     for _ in range(100):
@@ -115,8 +115,8 @@ def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
             break
     inverse = 1 / (square + t)
     shares = weights * inverse
-    A, B = (shares * inverse).sum(0), (shares * inverse * away).sum(0)
-    return p + (shares * away).sum(0), 2 * t * A + 2 * B * B / A, np.sqrt(t), shares[1] + shares[2]
+    A, B = (shares * inverse).sum(0), (shares * inverse * distances).sum(0)
+    return p + (shares * distances).sum(0), 2 * t * A + 2 * B * B / A, np.sqrt(t), shares[1] + shares[2]
 
 
 def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host, Host]:

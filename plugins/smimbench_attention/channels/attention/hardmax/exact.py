@@ -45,7 +45,7 @@ class Patterns(NamedTuple):
     places: Host  # its inverse
 
 
-def _in_rings(y: Array) -> Array:
+def _has_cycle(y: Array) -> Array:
     """Return whether the maxima of three or more rows of a label (n, T) form a cycle.
 
     A row's maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they
@@ -55,13 +55,13 @@ def _in_rings(y: Array) -> Array:
     target = y
     for _ in range(y.shape[1]):
         target = xp.take_along_axis(y, target, axis=1)
-    twice = xp.take_along_axis(y, xp.take_along_axis(y, target, axis=1), axis=1)
-    return xp.any(twice != target, axis=1)
+    two_steps = xp.take_along_axis(y, xp.take_along_axis(y, target, axis=1), axis=1)
+    return xp.any(two_steps != target, axis=1)
 
 
 def check_labels(y: Array) -> None:
     """Raise ValueError if no symmetric matrix has one of the labels (n, T)."""
-    if bool(namespace(y).any(_in_rings(y))):
+    if bool(namespace(y).any(_has_cycle(y))):
         raise ValueError("impossible labels: the row maxima of a symmetric matrix cannot form a cycle")
 
 
@@ -77,7 +77,7 @@ def patterns(tokens: int) -> Patterns:
     """The distinct patterns of T tokens, and the pattern of every label up to names of tokens."""
     powers = tokens ** np.arange(tokens)
     labels = np.arange(tokens**tokens)[:, None] // powers % tokens
-    possible = ~_in_rings(labels)
+    possible = ~_has_cycle(labels)
     names = np.array(list(permutations(range(tokens))))
     a, b = np.array(site_pairs(tokens)).T
     # row: where a renaming takes the sites of the pattern
@@ -169,8 +169,8 @@ def row_posterior(
             log_partition, *moments = _posterior_of_pattern(pattern, pattern_mean, tokens, nodes, reach)
             order.append(chunk)
             posteriors.append(RowPosterior(log_partition, *(xp.take_along_axis(f, places, axis=1) for f in moments)))
-    back = xp.argsort(xp.concat(order))
-    return RowPosterior(*(xp.take(f, back, axis=0) for f in joined(posteriors)))
+    original_order = xp.argsort(xp.concat(order))
+    return RowPosterior(*(xp.take(f, original_order, axis=0) for f in joined(posteriors)))
 
 
 @cache
@@ -247,13 +247,13 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
 
     moves = [(placed, placed | 1 << u, u) for placed, u in pattern.steps]
     above_of, _ = integrals(moves, 0, above)
-    back = [(target, placed, u) for placed, target, u in reversed(moves)]
-    _, terms = integrals(back, (1 << K) - 1, below)
+    reversed_moves = [(target, placed, u) for placed, target, u in reversed(moves)]
+    _, terms = integrals(reversed_moves, (1 << K) - 1, below)
     _, partition = cumulate(sum(terms[0].values()), below)
     # densities of the maximum of a unit, or of the lower one of two
     of_unit: list[Any] = [0.0] * K
     of_pair: dict[tuple[int, int], Any] = {}
-    for target, placed, u in back:
+    for target, placed, u in reversed_moves:
         density = terms[placed][target] * above_of[placed]
         of_unit[u] = of_unit[u] + density
         for w in range(K):

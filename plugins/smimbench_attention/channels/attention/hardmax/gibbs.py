@@ -52,8 +52,8 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     if bool(xp.any(far)):
         flat = xp.reshape(far, (-1,))
         index = xp.nonzero(flat)[0]
-        some = _truncated_tail(*(xp.take(xp.reshape(v, (-1,)), index) for v in (a, b, uniform)))
-        tail = [xp.reshape(spread_at_mask(v, flat), far.shape) for v in some]
+        tail_draws = _truncated_tail(*(xp.take(xp.reshape(v, (-1,)), index) for v in (a, b, uniform)))
+        tail = [xp.reshape(spread_at_mask(v, flat), far.shape) for v in tail_draws]
         draw, mean, second = (xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True))
     draw, mean = clip(draw, a, b), clip(mean, a, b)
     second = xp.maximum(second, mean * mean)
@@ -128,8 +128,8 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
     for _ in range(tokens):
         top = xp.maximum(top, xp.max(xp.where(points, top[:, None, :], -math.inf), axis=0))
     capped = xp.minimum(h, xp.minimum(top[:, None, :], top[None, :, :]))
-    mine = xp.where(points, top[:, None, :], capped)
-    return xp.maximum(mine, xp.permute_dims(mine, (1, 0, 2)))
+    raised = xp.where(points, top[:, None, :], capped)
+    return xp.maximum(raised, xp.permute_dims(raised, (1, 0, 2)))
 
 
 class _Round(NamedTuple):
@@ -139,7 +139,7 @@ class _Round(NamedTuple):
     rows: Array  # smaller and larger row of every pair
     partners: Array
     position: Array  # (T,) of every row's pair
-    met: Array  # (T, T, 1) whether an entry is one of them
+    in_round: Array  # (T, T, 1) whether an entry is one of them
     is_max: Array  # (T, n) whether a row has its maximum there
     scale: Array  # (sites, 1)
     center: Array  # (sites, n) prior means
@@ -155,10 +155,10 @@ def _round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
         xp.asarray(i, device=device) for i in (rows, [partner[a] for a in rows], position)
     )
     column = xp.asarray(partner, **matching(labels))[:, None]
-    met = (xp.arange(T, **matching(labels))[None, :] == column)[:, :, None]
+    in_round = (xp.arange(T, **matching(labels))[None, :] == column)[:, :, None]
     scale = xp.asarray([site_scales(T)[c] for c in sites], **matching(mean))[:, None]
     center = xp.stack([mean[:, c] for c in sites])
-    return _Round(sites, row_index, partner_index, place, met, labels == column, scale, center)
+    return _Round(sites, row_index, partner_index, place, in_round, labels == column, scale, center)
 
 
 def chain_moments(
@@ -196,8 +196,8 @@ def chain_moments(
     totals: list[Any] = [0.0] * len(rounds)
     products: Any = 0.0
     for sweep in range(burn_in + sweeps):
-        for k, (sites, rows, partners, position, met, is_max, scale, center) in enumerate(rounds):
-            rival = xp.max(xp.where(met, -math.inf, h), axis=1)
+        for k, (sites, rows, partners, position, in_round, is_max, scale, center) in enumerate(rounds):
+            rival = xp.max(xp.where(in_round, -math.inf, h), axis=1)
             low, high = xp.where(is_max, rival, -math.inf), xp.where(is_max, math.inf, rival)
             low = xp.maximum(xp.take(low, rows, axis=0), xp.take(low, partners, axis=0))
             high = xp.minimum(xp.take(high, rows, axis=0), xp.take(high, partners, axis=0))
@@ -205,7 +205,7 @@ def chain_moments(
             # the start may hold an entry on its bound
             low, high = (low - center) / scale, (high - center) / scale
             x, *moments = truncated_normal(low, xp.maximum(low, high), uniform)
-            h = xp.where(met, xp.take(center + scale * x, position, axis=0)[:, None, :], h)
+            h = xp.where(in_round, xp.take(center + scale * x, position, axis=0)[:, None, :], h)
             if sweep >= burn_in:
                 totals[k] = totals[k] + xp.stack(moments)
         if outer and sweep >= burn_in:
@@ -244,10 +244,10 @@ def exact_moments(
     if not bool(xp.any(unlikely)):
         return moments
     index = xp.nonzero(unlikely)[0]
-    some = gibbs_moments(xp.take(y, index, axis=0), xp.take(omega, index, axis=0), V, tokens, rng, outer)
+    sampled = gibbs_moments(xp.take(y, index, axis=0), xp.take(omega, index, axis=0), V, tokens, rng, outer)
     # Entries that are pressed together hardly move in a chain, and two such chains look alike.
-    some = some._replace(square_error=clip(some.square_error, 0.1**2, None))
-    return put_tuple(moments, unlikely, some)
+    sampled = sampled._replace(square_error=clip(sampled.square_error, 0.1**2, None))
+    return put_tuple(moments, unlikely, sampled)
 
 
 def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) -> Array:

@@ -237,8 +237,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """Free direction u (C,) that the label leaves unknown, and the part of ``z0 - omega`` orthogonal to it."""
         u, z0 = self._line(y, omega)
         shift = z0 - omega[..., 0, :]
-        along = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (2.0 / self.tokens**2)
-        return u, (shift - along * u)[..., None, :]
+        projection = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (2.0 / self.tokens**2)
+        return u, (shift - projection * u)[..., None, :]
 
     def _line(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Direction u (C,) and a point z0 (n, C) of the line of latents that have a label."""

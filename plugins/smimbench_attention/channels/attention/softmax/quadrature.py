@@ -67,7 +67,7 @@ def _logistic(u):
 
 
 @_inline
-def _away(s):
+def _nonzero(s):
     return _TINY if abs(s) < _TINY else s
 
 
@@ -75,7 +75,7 @@ def _away(s):
 def _log_weight(w, sample, a, b, p, r):
     # and a_2, b_2 less their prior means, all in prior widths of the first layer and in units of the second
     c = w.skip
-    inverse = 1 / _away(p + r + (c - 1))
+    inverse = 1 / _nonzero(p + r + (c - 1))
     a2 = sample.slope * inverse * inverse
     b2 = (sample.margin * inverse - ROOT2 * (2 * p + (c - 1)) * a2) * (1 / (1 + c))
     gap_a, gap_b = a2 - sample.a2, b2 - sample.b2
@@ -134,7 +134,7 @@ def _explaining(w, sample):
     ratio = sample.slope / a2
     s = math.sqrt(max(ratio, 1e-30)) if ratio > 0 else math.tanh(sample.t / 2) + c  # what s would be at v = 0
     total = _clipped(s + (1 - c), 0.01, 1.99)
-    s = _away(total - (1 - c))
+    s = _nonzero(total - (1 - c))
     p = ((sample.margin / s - (1 + c) * sample.b2) / (ROOT2 * a2) + (1 - c)) / 2
     low, high = max(total - 1, 0.0), min(total, 1.0)
     p = low + (high - low) * _clipped((p - low) / (high - low), 0.02, 0.98)
@@ -149,7 +149,7 @@ def _normal_equations(w, sample, t, v):
     c, scale = w.skip, 1 / math.sqrt(w.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
     dp, dr = p * (1 - p), r * (1 - r)
-    s = _away(p + r + (c - 1))
+    s = _nonzero(p + r + (c - 1))
     a2, k = sample.slope / (s * s), ROOT2 * (2 * p + (c - 1))
     a, b = (t - sample.t) / w.unit_t, (v - sample.v) / w.unit_v
     f = scale * (a2 - sample.a2 - w.lift * a)
@@ -223,8 +223,8 @@ def _gaussian_rule(w, sample, frame, rule, sums):
 
 
 @_function
-def _nearly_gaussian(w, sample, peak, accuracy, rules, rough, fine):
-    # Whether two searches for the likeliest point agree and two orders of the rule too; ``fine`` has the sums, in units of
+def _nearly_gaussian(w, sample, peak, accuracy, rules, coarse_sums, fine_sums):
+    # Whether two searches for the likeliest point agree and two orders of the rule too; ``fine_sums`` has the sums, in units of
     # exp(top). A label that the prior hardly allows is no case for these rules.
     cost, frame = _likeliest(w, sample, sample.t, sample.v)
     far = abs(frame.t - peak.t) >= 0.1 * frame.tt or abs(frame.v - peak.v) >= 0.1 * math.hypot(frame.vt, frame.vv)
@@ -233,12 +233,12 @@ def _nearly_gaussian(w, sample, peak, accuracy, rules, rough, fine):
         far = far or abs(sample.t - _ridge(w.crossing, sample.v)) <= accuracy.reach * (w.unit_t + w.unit_v / 2)
     if far or not cost < 40:
         return False, 0.0
-    _, frame = _gaussian_rule(w, sample, frame, rules[0], rough)
-    _, frame = _gaussian_rule(w, sample, frame, rules[1], rough)
-    top, _ = _gaussian_rule(w, sample, frame, rules[2], fine)
+    _, frame = _gaussian_rule(w, sample, frame, rules[0], coarse_sums)
+    _, frame = _gaussian_rule(w, sample, frame, rules[1], coarse_sums)
+    top, _ = _gaussian_rule(w, sample, frame, rules[2], fine_sums)
     gap = 0.0
     for k in range(1, 15):
-        gap = max(gap, abs(fine[k] / fine[0] - rough[k] / rough[0]))
+        gap = max(gap, abs(fine_sums[k] / fine_sums[0] - coarse_sums[k] / coarse_sums[0]))
     return gap < accuracy.quick_tolerance, top
 
 
@@ -341,12 +341,12 @@ def _upper_bound(w, sample, cell, threshold):
     if not crossing:
         s_low, s_high = 1 / inverse_high, 1 / inverse_low
     p_low, p_high = max(p_low, s_low + (1 - c) - r_high), min(p_high, s_high + (1 - c) - r_low)
-    one_low, one_high = _product(inverse_low, inverse_high, sample.margin, sample.margin)
-    two_low, two_high = _product(q_low, q_high, sample.slope, sample.slope)
+    margin_low, margin_high = _product(inverse_low, inverse_high, sample.margin, sample.margin)
+    slope_low, slope_high = _product(q_low, q_high, sample.slope, sample.slope)
     k_low, k_high = ROOT2 * (2 * p_low + (c - 1)), ROOT2 * (2 * max(p_low, p_high) + (c - 1))
-    two_low, two_high = _product(two_low, two_high, k_low, k_high)
+    slope_low, slope_high = _product(slope_low, slope_high, k_low, k_high)
     aim = (1 + c) * (sample.b2 + w.lift * cell[1])
-    miss = max(max(one_low - two_high - aim, aim - one_high + two_low) / (1 + c) - slack, 0.0)
+    miss = max(max(margin_low - slope_high - aim, aim - margin_high + slope_low) / (1 + c) - slack, 0.0)
     return prior + level - miss * miss / (2 * w.variance_2), across, along
 
 
@@ -395,7 +395,7 @@ def _adaptive(w, sample, accuracy, variation, rule, work, sums):
     x, mass = rule
     cells, halves, bounds, probes, values, probe = work
     count = _root_cells(w, sample, accuracy, cells)
-    top, rough = -math.inf, False
+    top, unfinished = -math.inf, False
     sums[:] = 0.0
     for depth in range(80):  # a cell of relative size 2^-40 holds nothing
         log_sum = top + math.log(max(sums[0], _TINY))
@@ -425,7 +425,7 @@ def _adaptive(w, sample, accuracy, variation, rule, work, sums):
         top = _raised(top, top_probed, sums)
         log_sum = top + math.log(max(sums[0], _TINY))
         crowded = active > accuracy.crowd
-        rough = rough or crowded
+        unfinished = unfinished or crowded
         count = 0
         for k in range(active):
             cell, (bound, across, along, area, highest) = cells[k], bounds[k]
@@ -457,7 +457,7 @@ def _adaptive(w, sample, accuracy, variation, rule, work, sums):
         if count == 0:
             break
         cells, halves = halves, cells
-    return top, rough
+    return top, unfinished
 
 
 @_function
@@ -471,7 +471,7 @@ def _raised(top, peak, sums):
 @compiled
 def _integrate(
     samples, w, accuracy, variation, quick, rule, rules,
-    log_weight, mean, square, rough,
+    log_weight, mean, square, unreliable,
 ):  # fmt: skip
     sums, spare_sums = np.empty(15), np.empty(15)
     capacity, nodes = 2 * accuracy.crowd, accuracy.nodes
@@ -495,7 +495,7 @@ def _integrate(
             top, unfinished = _adaptive(w, sample, accuracy, variation, rule, work, sums)
             # a mean so near the edge of the square counts as not integrated
             edge = (accuracy.reach - 1.5) * sums[0]
-            rough[n] = 1.0 if unfinished or max(abs(sums[1]), abs(sums[2])) > edge else 0.0
+            unreliable[n] = 1.0 if unfinished or max(abs(sums[1]), abs(sums[2])) > edge else 0.0
         log_weight[n] = top + math.log(sums[0]) - constant
         k = 5
         for i in range(4):

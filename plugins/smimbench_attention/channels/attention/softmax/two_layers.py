@@ -95,9 +95,9 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         samples, weight = reduced(self.beta, self.skip, y, omega, V)
         sums = integrals(samples, weight)
         # one sample in so many is integrated twice for the error
-        few = min(max(16, n // 64), n)
-        fine = integrals(samples[:few], weight, ACCURACY.fine_variation, quick=False)
-        difference = float(np.mean((fine.mean - sums.mean[:few]) ** 2)) if few else 0.0
+        checked = min(max(16, n // 64), n)
+        refined = integrals(samples[:checked], weight, ACCURACY.fine_variation, quick=False)
+        difference = float(np.mean((refined.mean - sums.mean[:checked]) ** 2)) if checked else 0.0
         means, matrix, directions = (
             to_host(omega).astype(np.float64),
             to_host(V).astype(np.float64),
@@ -117,7 +117,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
             total = lift @ inner @ lift.T + hidden + flat[:, :, None] * flat[:, None, :]
             second = array_like(total.reshape(n, 2, 3, 2, 3), omega)
         # two of three directions are integrated; what was given up may be wrong by a prior width
-        error = math.sqrt((difference + float(np.mean(sums.rough)) if n else 0.0) * 2 / 3)
+        error = math.sqrt((difference + float(np.mean(sums.unreliable)) if n else 0.0) * 2 / 3)
         return Posterior(array_like(mean, omega), array_like(covariance, omega), second, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -151,15 +151,15 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         corrected by the mean of the difference over few.
         """
         scrambles = ACCURACY.scrambles
-        few = max(2 * scrambles, samples // ACCURACY.correction_share)
-        rough, _ = self._label_products(Q, V, _normals(samples, 0), exact=False)
-        exact, control = self._label_products(Q, V, _normals(few, 1), exact=True)
-        base = rough.reshape(3, scrambles, -1).mean(axis=2)
+        exact_count = max(2 * scrambles, samples // ACCURACY.correction_share)
+        crude, _ = self._label_products(Q, V, _normals(samples, 0), exact=False)
+        exact, control = self._label_products(Q, V, _normals(exact_count, 1), exact=True)
+        crude_mean = crude.reshape(3, scrambles, -1).mean(axis=2)
         centered = control - control.mean(axis=1, keepdims=True)
         slope = np.linalg.lstsq(centered.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None)[0].T
         residual = (exact - slope @ control).reshape(3, scrambles, -1).mean(axis=2)
-        mean = slope @ base.mean(axis=1) + residual.mean(axis=1)
-        error = np.hypot((slope @ base).std(axis=1, ddof=1), residual.std(axis=1, ddof=1)) / math.sqrt(scrambles)
+        mean = slope @ crude_mean.mean(axis=1) + residual.mean(axis=1)
+        error = np.hypot((slope @ crude_mean).std(axis=1, ddof=1), residual.std(axis=1, ddof=1)) / math.sqrt(scrambles)
         order = np.array([[0, 2], [2, 1]])
         return mean[order], error[order]
 

@@ -119,7 +119,7 @@ class Sums(NamedTuple):
     log_weight: Host  # (n,) logarithm of the density of the margins
     mean: Host  # (n, 4) of (a_1, b_1, a_2, b_2) less their prior means, in prior standard deviations
     square: Host  # (n, 4, 4) not centered, of the same
-    rough: Host  # (n,) 1 where given up before it was accurate, or the weight may lie outside the square; else 0
+    unreliable: Host  # (n,) 1 where given up before it was accurate, or the weight may lie outside the square; else 0
 
 
 def reduced(beta: float, skip: float, y: Array, omega: Array, V: Array) -> tuple[Host, Weight]:

@@ -166,6 +166,6 @@ def _integrate_interval(xp: Any, a: Array, member: Array, leader: Array, full: b
     shift, square = xp.sum(weight * mean, axis=1), xp.sum(weight * second, axis=1)
     outer = None
     if full:
-        same = identity_like(a.shape[1], a)
-        outer = xp.matmul(xp.matrix_transpose(weight * mean), mean) * (1 - same) + square[:, :, None] * same
+        identity = identity_like(a.shape[1], a)
+        outer = xp.matmul(xp.matrix_transpose(weight * mean), mean) * (1 - identity) + square[:, :, None] * identity
     return TokenMoments(xp.log(mass) + best + _log_density(0.0), shift, square, outer)

@@ -126,5 +126,5 @@ def output_of_label(y: Array) -> Array:
         row_1, row_2 = (xp.take_along_axis(y, k, axis=-1)[..., 0] for k in ends)
         scaled = row_1 - row_2
         gap = xp.max(xp.max(upper, axis=-1), axis=-1)
-    some = gap > 0.0
-    return scaled * xp.where(some, 1.0 / xp.sqrt(xp.where(some, gap, 1.0)), 0.0)[..., None]
+    nonzero = gap > 0.0
+    return scaled * xp.where(nonzero, 1.0 / xp.sqrt(xp.where(nonzero, gap, 1.0)), 0.0)[..., None]

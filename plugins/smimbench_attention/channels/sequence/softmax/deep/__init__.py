@@ -83,11 +83,11 @@ def integrate(
     constant = 0.5 * tokens * math.log(2.0 * math.pi * noise)
     if tokens == 2:  # the kernel divides B by (1 + c)^(L - 1)
         constant += 2.0 * (layers - 1) * math.log1p(skip)
-    every = []
+    run_moments = []
     for level, mass, error, *means in sums.transpose(1, 2, 0):
         moments = moments_of_means(mass, level, constant, np.stack(means), error, omega.shape)
-        every.append(LayerMoments(*(array_like(values, u) for values in moments)))
-    return every
+        run_moments.append(LayerMoments(*(array_like(values, u) for values in moments)))
+    return run_moments
 
 
 @lru_cache(maxsize=64)

@@ -45,7 +45,7 @@ from smimbench_attention.channels.sequence.softmax.deep.points import (
 
 SCRAMBLES = 8
 """Independent sets of points; their spread is the error. Doubled: half as many points in each, up to twice the error."""
-FEW = 40.0
+FEW_POINTS = 40.0
 """Effective points below which an estimate is made again, its bias uncorrected. Doubled: more are done again at small V."""
 
 
@@ -80,13 +80,13 @@ def _fit(t, sample, law, gaussians, seeds):
     # Damped Gauss-Newton steps for all centers at once. With the residual r of z_L and its derivative J the posterior is nearly
     # exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of a normal vector of which M combinations are known: the rows of (J, I).
     tokens, size = law.tokens, law.root.shape[0] * law.tokens
-    small, unit, probes = 1e-5, 1.0 / math.sqrt(law.noise), size + 1
+    increment, unit, probes = 1e-5, 1.0 / math.sqrt(law.noise), size + 1
     rows, residual = np.zeros((3, 6)), np.zeros(3)
     for trial in range(5):
         for k in range(CENTERS):
             for column in range(probes):
                 for i in range(size):
-                    t[XI + i, k * probes + column] = seeds[k, 2 + i] + (small if column == i + 1 else 0.0)
+                    t[XI + i, k * probes + column] = seeds[k, 2 + i] + (increment if column == i + 1 else 0.0)
         integrand(t, CENTERS * probes, sample, law)
         for k in range(CENTERS):
             seed, gaussian, place = seeds[k], gaussians[k], k * probes
@@ -97,7 +97,7 @@ def _fit(t, sample, law, gaussians, seeds):
                 value += 0.5 * residual[m] ** 2
                 for i in range(size):
                     at = place + i + 1
-                    slope = ((seed[1] * solved[at] - center[at]) * unit - residual[m]) / small
+                    slope = ((seed[1] * solved[at] - center[at]) * unit - residual[m]) / increment
                     rows[m, i] = slope if abs(slope) < 1e100 else 0.0
             better = trial == 0 or value < gaussian[0, size + 1]
             if better:
@@ -286,7 +286,7 @@ def _estimate(t, sample, law, gaussians, points, sizes, full, sums, estimates):
             deviation = sums[k, scramble] / safe - ratio * share
             bias += scale * deviation * (share - 1.0)
             variance += scale * deviation * deviation
-        estimates[1 + k] = ratio + (bias if effective > FEW else 0.0)
+        estimates[1 + k] = ratio + (bias if effective > FEW_POINTS else 0.0)
         if k < 2 + size:
             error += variance / law.variances[(k - 2) // tokens] / size
     for k in range(rank):
@@ -330,13 +330,13 @@ def integrate_samples(u, omega, law, accuracy, sets, full, estimates):
             worst = 0.0
             for run in range(len(retry)):
                 worst = max(worst, estimates[row, run, 2])
-            if effective >= FEW if stage else trial[1] == complete[1] or worst <= accuracy:
+            if effective >= FEW_POINTS if stage else trial[1] == complete[1] or worst <= accuracy:
                 continue
             if stage:
                 _explore(t, sample, law, gaussians, improvement[0], improvement[1], seeds)
-            again = _runs(t, sample, law, gaussians, complete, full, sums, retry)
-            if again > effective:
-                effective = again
+            retried = _runs(t, sample, law, gaussians, complete, full, sums, retry)
+            if retried > effective:
+                effective = retried
                 for run in range(len(retry)):
                     for k in range(retry.shape[1]):
                         estimates[row, run, k] = retry[run, k]

@@ -102,8 +102,8 @@ def mix(t, n, layers, start, skip):
             odds_p, odds_q = bounded_exp(-a * d), bounded_exp((a - d) * d)
             p, q, square = 1.0 / (1.0 + odds_p), 1.0 / (1.0 + odds_q), d * d
             # p + q - 1 = p q (1 - exp(-d^2)), without cancellation where the tokens are alike
-            near, far = one_minus_exp(-min(square, 0.5)), 1.0 - exp(-min(square, 700.0))
-            gained = (near if square < 0.5 else far) * p * q
+            expanded, direct = one_minus_exp(-min(square, 0.5)), 1.0 - exp(-min(square, 700.0))
+            gained = (expanded if square < 0.5 else direct) * p * q
             off_1[j] += odds_p * p * share * previous
             off_2[j] += odds_q * q * share * previous
             inner[j], side[j], determinant[j] = previous, d, (skip + gained) * share * previous
@@ -221,7 +221,7 @@ def _draw_gaps(t, n, sample, law):
     ratio, half = math.log(LEAST_GAP / LARGEST_GAP), math.sqrt(0.5)
     for layer in range(hidden):
         mix(t, n, layer, max(layer - 1, 0), skip)
-        scale, center, width, small, growth = _gap_constants(layer, omega, u, law)
+        scale, center, width, output_gap, growth = _gap_constants(layer, omega, u, law)
         z_1, z_2, xi_1, xi_2, uniform = (
             t[Z + 2 * layer],
             t[Z + 2 * layer + 1],
@@ -242,7 +242,7 @@ def _draw_gaps(t, n, sample, law):
             base, white = z_1[j] - z_2[j], xi_2[j]
             gap, exists = base + scale * white, True
             if layer == hidden - 1:
-                singular = small / max(abs(center + width * white) * determinant[j], TINY)
+                singular = output_gap / max(abs(center + width * white) * determinant[j], TINY)
                 square = 4.0 * (singular - skip)
                 gap = side * math.sqrt(square if square > 0.0 else 1.0) / max(growth * determinant[j], TINY)
                 # no solution is looked for beyond 1e3: the law of a signal is far smaller
@@ -263,7 +263,7 @@ def _log_gaps(t, n, sample, law):
     for j in range(n):
         log[j], factor[j] = -t[ENERGY, j], 1.0
     for layer in range(hidden):
-        scale, center, width, small, growth = _gap_constants(layer, omega, u, law)
+        scale, center, width, output_gap, growth = _gap_constants(layer, omega, u, law)
         z_1, z_2, xi_1, xi_2 = t[Z + 2 * layer], t[Z + 2 * layer + 1], t[XI + 2 * layer], t[XI + 2 * layer + 1]
         # uniform in the logarithm, of any sign; densities are relative to 1 / sqrt(2 pi) per scale
         constant = scale * math.sqrt(2.0 * math.pi) / (2.0 * math.log(LARGEST_GAP / LEAST_GAP))
@@ -272,7 +272,7 @@ def _log_gaps(t, n, sample, law):
             if layer == hidden - 1:
                 singular = max(law.skip + 0.25 * side[j] * side[j], SINGULAR)
                 # the difference of z_L that the approximate determinant would give
-                step = small / max(singular * inner[j], SINGULAR)
+                step = output_gap / max(singular * inner[j], SINGULAR)
                 up, down = (step - center) / width, (step + center) / width
                 peaks = bounded_exp(-0.5 * up * up) + bounded_exp(-0.5 * down * down)
                 layer_density = (

@@ -90,13 +90,13 @@ def posterior_moments(
             fourth += 2 * np.einsum("nj,nj,nj->n", squares, g, z2)
     shift *= math.sqrt(v)
     mass = blocks[:, 0]
-    over = mass[:, None]
-    moments = LastLayerMoments(shift / over, v * square / over, (blocks[:, 1:] / over).reshape(n, -1, 4))
+    masses = mass[:, None]
+    moments = LastLayerMoments(shift / masses, v * square / masses, (blocks[:, 1:] / masses).reshape(n, -1, 4))
     if full:
         moments = moments._replace(product=v * product / mass, fourth=v * v * fourth / mass)
     if known_layer is not None:
         center = known_layer[0]
-        mean = np.stack([(rho[k] * per_mode).sum(1) for k in (1, 2)], axis=-1) / over
+        mean = np.stack([(rho[k] * per_mode).sum(1) for k in (1, 2)], axis=-1) / masses
         known_square = (rho[3] * per_mode).sum(1) / mass + ((center - 2 * mean) * center).sum(1)
         moments = moments._replace(known_shift=mean - center, known_square=known_square)
     return moments

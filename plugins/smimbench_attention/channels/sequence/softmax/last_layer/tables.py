@@ -107,14 +107,14 @@ def make_tables(
     layer = None if known_layer is None else known_layer[0]
     unknown_layers = [a for a in range(len(scales)) if a != layer]
     # Points per unit of length of the prior integral over one layer. Doubled: four times the time for tables, changes of 1e-6.
-    fine = 25 if known_layer is None else 8
+    points_per_unit = 25 if known_layer is None else 8
     # Radius of the outer grid: 5.2 standard deviations of the known layer. Larger: more tables, changes of 1e-5.
     nodes = np.expm1(step * np.arange(count))
 
     def table(k: int, value: Host | None) -> tuple[Host, float]:
         """Table of one outer value, and its weight beyond the last node."""
         if len(unknown_layers) == 1:
-            normal, weight = _two_token_grid(skip, fine)
+            normal, weight = _two_token_grid(skip, points_per_unit)
         else:
             size = points if known_layer is None else 2**13
             normal = normal_points(2 * len(unknown_layers), size, "last layer: table", copy, k % 8).reshape(size, -1, 2)
@@ -133,16 +133,16 @@ def make_tables(
     outer, share, mirrored = _half_plane(spacing, 5.2 * scales[layer])
     modes = _modes(outer, share, scales[layer], least_variance)
     # Exchanging the tokens of all layers exchanges x and y: one table for both.
-    every = np.flatnonzero(mirrored >= np.arange(len(outer)))
+    distinct = np.flatnonzero(mirrored >= np.arange(len(outer)))
     size, clipped = (len(modes), count, (1 + 4 * len(unknown_layers)) * count), 0.0
     direct, exchanged = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    for chunk in np.array_split(every, math.ceil(len(every) / 8)):
+    for chunk in np.array_split(distinct, math.ceil(len(distinct) / 8)):
         tables, beyond = zip(*(table(int(k), outer[k]) for k in chunk))
         stacked, twin = np.stack(tables, dtype=np.float32, casting="same_kind"), mirrored[chunk]
-        apart = twin > chunk
+        has_twin = twin > chunk
         direct += np.tensordot(modes[:, chunk].astype(np.float32), stacked, 1)
-        exchanged += np.tensordot((apart * modes[:, twin]).astype(np.float32), stacked, 1)
-        clipped += float(np.array(beyond) @ (share[chunk] + apart * share[twin]))
+        exchanged += np.tensordot((has_twin * modes[:, twin]).astype(np.float32), stacked, 1)
+        clipped += float(np.array(beyond) @ (share[chunk] + has_twin * share[twin]))
     return Tables(nodes, outer, share, modes, direct + _exchanged(exchanged), clipped / share.sum())
 
 
@@ -173,15 +173,15 @@ def _modes(outer: Host, share: Host, scale: float, least_variance: float) -> Hos
 
 
 @lru_cache(maxsize=8)
-def _two_token_grid(skip: float, fine: int) -> tuple[Host, Host]:
+def _two_token_grid(skip: float, points_per_unit: int) -> tuple[Host, Host]:
     """Grid points (n, 1, 2) and weights for a standard normal layer of two tokens.
 
     Trapezoidal rules in the mean of both tokens and in the logarithm of their gap: tokens that are
     nearly alike make the attention matrix nearly singular without a skip connection.
     """
     low = -18.0 if skip < 1e-3 else -9.0
-    log_gap = np.linspace(low, math.log(11.0), 1 + round((math.log(11.0) - low) * fine))
-    means = np.linspace(-5.0, 5.0, 1 + 5 * fine)
+    log_gap = np.linspace(low, math.log(11.0), 1 + round((math.log(11.0) - low) * points_per_unit))
+    means = np.linspace(-5.0, 5.0, 1 + 5 * points_per_unit)
     m, gap = np.meshgrid(means, np.exp(log_gap), indexing="ij")
     weight = (np.exp(-m * m - gap * gap / 4) * gap).ravel()
     points = np.stack([m + gap / 2, m - gap / 2], axis=-1).reshape(-1, 1, 2)

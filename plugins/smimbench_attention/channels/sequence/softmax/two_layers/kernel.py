@@ -42,9 +42,9 @@ def _root(x, k, c, inverse):
     a = c * k * x
     b = (c * (1.0 + k * k) + (1.0 - k * k)) * x - k * k
     root = math.sqrt(b * b + 4.0 * a * max(tail, 0.0))
-    over, under = (2.0 * tail, b + root) if b >= 0.0 else (root - b, 2.0 * a)
-    over, under = (over, under) if tail > 0.0 else (0.0, 1.0)
-    return under / over if inverse else over / under
+    numerator, denominator = (2.0 * tail, b + root) if b >= 0.0 else (root - b, 2.0 * a)
+    numerator, denominator = (numerator, denominator) if tail > 0.0 else (0.0, 1.0)
+    return denominator / numerator if inverse else numerator / denominator
 
 
 @njit(error_model="numpy")
