@@ -53,7 +53,8 @@ class MixedLinear(MixedChannel, LinearChannel):
         modes = array_like(self._modes, omega)
         observed = self.apply(self._to_modes, xp.reshape(y, omega.shape))
         if self._noise.max() == 0:
-            gain, covariance = identity_like(V.shape[-1], V)[None, :, :], xp.zeros((1, *V.shape), **matching(V))
+            gain = identity_like(V.shape[-1], V)[None, :, :]
+            covariance = xp.zeros((1, *V.shape), **matching(V))
         else:
             noise, _, gain = self._gains(V)
             covariance = noise * gain

@@ -41,7 +41,8 @@ class Cosine(PerComponent):
         if "cosine" in point:
             return point["cosine"], point["cosine_error"]
         if "squared_cosine" in point:
-            squares, errors = np.asarray(point["squared_cosine"]), np.asarray(point["squared_cosine_error"])
+            squares = np.asarray(point["squared_cosine"])
+            errors = np.asarray(point["squared_cosine_error"])
         else:
             squares = np.diagonal(np.asarray(point["overlap"])) / second
             errors = np.atleast_1d(np.asarray(point["mse_error"], dtype=float)) / second

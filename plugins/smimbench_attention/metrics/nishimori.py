@@ -39,7 +39,8 @@ class Nishimori(PerComponent):
         """Nishimori ratio of each component; NaN for a component that is estimated as the prior mean."""
         model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
         mean = np.asarray(problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float)
-        truth, estimate = np.asarray(claims.teacher, dtype=float) - mean, aligned - mean
+        truth = np.asarray(claims.teacher, dtype=float) - mean
+        estimate = aligned - mean
         overlap, square = (
             np.diagonal(np.asarray(model.inner(estimate, vector), dtype=float)) for vector in (truth, estimate)
         )

@@ -184,7 +184,8 @@ class AttentionIndexed(TokenModel):
         xp = namespace(inputs, signal)
         *lead, components, dimension, _ = signal.shape
         self._check_inputs(inputs, dimension)
-        dtype, device = xp.result_type(inputs, signal), array_api_compat.device(inputs)
+        dtype = xp.result_type(inputs, signal)
+        device = array_api_compat.device(inputs)
         n, students = inputs.shape[0], math.prod(lead)
         matrices = xp.reshape(signal, (students, components, dimension, dimension))
         pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
@@ -192,7 +193,8 @@ class AttentionIndexed(TokenModel):
         bands = self._bands(inputs)
 
         z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
-        by_pairs, pairs = self._sums_over_pairs(inputs), site_pairs(self.tokens, self.symmetric)
+        by_pairs = self._sums_over_pairs(inputs)
+        pairs = site_pairs(self.tokens, self.symmetric)
         for s in self._resident_slices(n, dimension, components, _itemsize(xp, dtype), inputs):
             x = inputs[s, :, :]
             rows = xp.reshape(x, (-1, dimension))
@@ -226,13 +228,15 @@ class AttentionIndexed(TokenModel):
         *lead, n, components, sites = g.shape
         dimension = inputs.shape[-1]
         self._check_gradient(inputs, g)
-        dtype, device = xp.result_type(inputs, g), array_api_compat.device(inputs)
+        dtype = xp.result_type(inputs, g)
+        device = array_api_compat.device(inputs)
         count = math.prod(lead) * components
         gradients = xp.reshape(g, (math.prod(lead), n, components, sites))
         pick, factors = self._sites_of_entries(xp, dtype, device)
         scale = factors * (self.kappa / dimension**1.5)
         resident = self._resident_slices(n, dimension, components, _itemsize(xp, dtype), inputs)
-        by_pairs, bands = self._sums_over_pairs(inputs), self._bands(inputs)
+        by_pairs = self._sums_over_pairs(inputs)
+        bands = self._bands(inputs)
 
         def component_adjoint(k: int, p: int) -> Array:
             total = xp.zeros((dimension, dimension), dtype=dtype, device=device)
@@ -275,7 +279,8 @@ class AttentionIndexed(TokenModel):
         block_count = 1 if self.symmetric else 2
         dimension = length // block_count
         self._check_inputs(inputs, dimension)
-        dtype, device = xp.result_type(inputs, factor), array_api_compat.device(inputs)
+        dtype = xp.result_type(inputs, factor)
+        device = array_api_compat.device(inputs)
         n, count = inputs.shape[0], math.prod(lead) * components
         swapped = (*range(len(lead)), len(lead) + 1, len(lead), len(lead) + 2)  # components and samples exchanged
         rows = xp.reshape(inputs, (-1, dimension))
@@ -315,7 +320,8 @@ class AttentionIndexed(TokenModel):
     def _sites_of_entries(self, xp: ModuleType, dtype: Any, device: Any) -> tuple[Array, Array]:
         """Site of every entry of the T x T matrix G, and the factor that turns g_z into G."""
         if self.symmetric:
-            sites, values = entry_sites(self.tokens), site_values(self.tokens, math.sqrt(0.5), 0.5)
+            sites = entry_sites(self.tokens)
+            values = site_values(self.tokens, math.sqrt(0.5), 0.5)
             factors = [values[c] for c in sites]
         else:  # none on the diagonal
             site = {entry: c for c, entry in enumerate(site_entries(self.tokens, False))}
@@ -351,7 +357,8 @@ def _forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
     forms = 0.0
     for band in bands:
         lower = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
-        xl, x_band = xp.reshape(xp.matmul(rows[:, band.start :], lower), (n, tokens, -1)), x[:, :, band]
+        xl = xp.reshape(xp.matmul(rows[:, band.start :], lower), (n, tokens, -1))
+        x_band = x[:, :, band]
         if tokens <= _FEW_TOKENS:
             forms = forms + xp.vecdot(xl[:, :, None, :], x_band[:, None, :, :])
         else:

@@ -87,7 +87,8 @@ class _SignChannel(Channel):
         standard_deviation = np.sqrt(Q / square)[..., None]
         nodes, weights = gauss_legendre(80, 0.0, 10.0)
         # Far out a label is certain and says nothing: u need not reach further than the function or its law.
-        narrow, wide = np.minimum(standard_deviation, 1.0), np.maximum(standard_deviation, 1.0)
+        narrow = np.minimum(standard_deviation, 1.0)
+        wide = np.maximum(standard_deviation, 1.0)
         law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
         information = 2 * np.sum(weights * law * _surprise(narrow * nodes), axis=-1) * self.tokens / square
         return Uncertain(information, 1e-12 * information, "quadrature")
@@ -100,13 +101,15 @@ class _SignChannel(Channel):
         which loses digits as V vanishes.
         """
         q, v = (np.asarray(matrix, dtype=float)[..., 0, 0] for matrix in np.broadcast_arrays(Q, V))
-        estimated, total = q + self.noise, np.maximum(q + v + self.noise, 1e-300)
+        estimated = q + self.noise
+        total = np.maximum(q + v + self.noise, 1e-300)
         positive = np.where(estimated > 0, estimated, 1.0)
         noise = np.where(estimated > 0, self.noise / positive, 0.0)
         # Without noise a sign is certain, even of nothing.
         signal_share = np.where(estimated > 0, q / positive, 1 - noise)
         error_share = v / total
-        a, b = (q + v) / total, q / total
+        a = (q + v) / total
+        b = q / total
         # Squares of sine and cosine of the four angles: truth with itself, with a draw, with the estimate, estimate with itself.
         truth = a * a, self.noise / total * (1 + a)
         drawn = b * b, (self.noise / total + error_share) * (1 + b)

@@ -163,7 +163,8 @@ class Bilinear(Prior):
         noise = noise_of_components(to_host(Qhat))
         if self.rho == 0:
             t = np.minimum(noise, 1.0)
-            error, gain = t * (2 - t), (1 - t) ** 2
+            error = t * (2 - t)
+            gain = (1 - t) ** 2
         else:
             error = mmse(noise, self.rho)
             gain = 1 - error

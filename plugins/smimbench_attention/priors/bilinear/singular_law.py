@@ -73,7 +73,8 @@ def _bulks(delta: Host, a: float) -> _Bulks:
         return p
 
     # The dip is at the zero of G', Delta (a^2 - y)^3 = y^2 (3 a^2 + y) with y = t^3 = p^2: convex and increasing in t.
-    root, t = np.cbrt(delta), np.full(delta.shape, a ** (2 / 3))
+    root = np.cbrt(delta)
+    t = np.full(delta.shape, a ** (2 / 3))
     for _ in range(200):
         cube = np.cbrt(3 * a * a + t**3)
         step = (t * t * cube + root * (t**3 - a * a)) / (2 * t * cube + t**4 / cube**2 + 3 * root * t * t)
@@ -82,7 +83,8 @@ def _bulks(delta: Host, a: float) -> _Bulks:
             break
     dip = np.minimum(t**1.5, a * (1 - 1e-15))
     end = edge(np.maximum(a + math.sqrt(0.5), np.sqrt(delta)), np.full(delta.shape, np.inf))
-    inner, outer = dip.copy(), dip.copy()
+    inner = dip.copy()
+    outer = dip.copy()
     gap = _at_zero(dip, delta, a)[0] < 1
     if gap.any():
         delta, dip = delta[gap], dip[gap]
@@ -93,7 +95,8 @@ def _bulks(delta: Host, a: float) -> _Bulks:
 
 def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
     """``G(p)``, the left side of the equation for v at ``v = 0``, and its slope."""
-    above, below = 0.5 / (p - a) ** 2, 0.5 / (p + a) ** 2
+    above = 0.5 / (p - a) ** 2
+    below = 0.5 / (p + a) ** 2
     value = delta / p**2 + above + below
     return value, -2 * (delta / p**3 + above / (p - a) + below / (p + a))
 
@@ -115,7 +118,8 @@ def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
             break
     inverse = 1 / (square + t)
     shares = weights * inverse
-    A, B = (shares * inverse).sum(0), (shares * inverse * distances).sum(0)
+    A = (shares * inverse).sum(0)
+    B = (shares * inverse * distances).sum(0)
     return p + (shares * distances).sum(0), 2 * t * A + 2 * B * B / A, np.sqrt(t), shares[1] + shares[2]
 
 

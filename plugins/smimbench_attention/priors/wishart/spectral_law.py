@@ -60,7 +60,8 @@ class _Bulks(NamedTuple):
 
 def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
     """Functions s, m, q and r at ``s = base + e``, without cancellation in q."""
-    s, a = base + e, rho**-0.5
+    s = base + e
+    a = rho**-0.5
     m = np.sqrt(1 + s * s)
     q = s * (e * (base + s) + (0.0 if base else 1 - 1 / rho)) / (m * (m + a))
     return s, m, q, s * (1 + a / m)
@@ -228,11 +229,13 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     upper, lower, *gap = _edges(noise, rho)
     y = _only_root(np.clip(eigenvalues, lower.x, upper.x) / mean - noise, noise, rho)
     beyond = [(upper, eigenvalues > upper.x), (lower, eigenvalues < lower.x)]
-    low, high = np.asarray(upper.s), np.asarray(lower.s)
+    low = np.asarray(upper.s)
+    high = np.asarray(lower.s)
     if gap:
         zero_edge, bulk_edge = gap
         zero_bulk = eigenvalues <= min(max(zero_edge.turning_point(), zero_edge.x), bulk_edge.x)
-        low, high = np.where(zero_bulk, zero_edge.s, upper.s), np.where(zero_bulk, lower.s, bulk_edge.s)
+        low = np.where(zero_bulk, zero_edge.s, upper.s)
+        high = np.where(zero_bulk, lower.s, bulk_edge.s)
         beyond += [
             (zero_edge, zero_bulk & (eigenvalues > zero_edge.x)),
             (bulk_edge, ~zero_bulk & (eigenvalues < bulk_edge.x)),
@@ -292,7 +295,8 @@ class _Edge:
     """
 
     def __init__(self, s: float, side: int, noise: float, rho: float, *, inner: bool = False) -> None:
-        root, m = math.sqrt(noise), math.sqrt(1 + s * s)
+        root = math.sqrt(noise)
+        m = math.sqrt(1 + s * s)
         self.s, self.side, self.noise, self.mean = s, side, noise, math.sqrt(rho)
         self.xi = self.mean * (root / s) ** 2
         self.x = (1 if inner else side) * 2 * root * s / m + self.xi
@@ -325,8 +329,10 @@ class _Edge:
         d = np.sqrt(distance / max(e1 * c1 / m1 + e2 * c2 / m2, tiny))
         for _ in range(20):
             d = np.clip(d, 0.0, self.reach)
-            p_1, p_2 = m1 + e1 * d, m2 + e2 * d
-            term_1, term_2 = c1 / p_1, c2 / p_2
+            p_1 = m1 + e1 * d
+            p_2 = m2 + e2 * d
+            term_1 = c1 / p_1
+            term_2 = c2 / p_2
             K = np.maximum(e1 * term_1 + e2 * term_2, tiny)
             slope = term_1 * (e1 + e1 * m1 / p_1) + term_2 * (e2 + e2 * m2 / p_2)
             step = 2 * (np.sqrt(distance * K) - d * K) / np.maximum(slope, tiny)
@@ -345,7 +351,8 @@ def _only_root(ell: Host, noise: float, rho: float) -> Host:
     """
     shift = (ell + (1 - 1 / rho)) / 3
     slope = ell - noise
-    p, h = slope / 3 - shift * shift, shift * (shift * shift - slope / 2) - noise / 2
+    p = slope / 3 - shift * shift
+    h = shift * (shift * shift - slope / 2) - noise / 2
     size = np.abs(h) + np.sqrt(np.maximum(h * h + p * p * p, 0.0))
     u = size ** (1 / 3)
     v = np.divide(p, u, out=np.zeros_like(p), where=size > 0)

@@ -105,7 +105,8 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         xp = namespace(omega)
         check_latents(omega, 1, self.sites)
         check_labels(y)
-        flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
+        flat = xp.astype(omega[:, 0, :], xp.float64)
+        variance = xp.astype(V[0, 0], xp.float64)
         return xp.astype(row_posterior(y, flat, variance, self.tokens).log_partition, omega.dtype)
 
     def posterior(
@@ -122,7 +123,8 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
             return pair.posterior(y, omega, V, second_moment=second_moment)
         check_labels(y)
         xp = namespace(omega)
-        flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
+        flat = xp.astype(omega[:, 0, :], xp.float64)
+        variance = xp.astype(V[0, 0], xp.float64)
         rng = monte_carlo_rng("attention hardmax: posterior") if rng is None else rng
         arguments = (y, flat, variance, self.tokens, rng, second_moment)
         if self.sweeps is None and self.tokens <= EXACT:
@@ -232,11 +234,16 @@ def _both_below(mean: Array, difference: Array, angle: float, scale: float) -> A
     """``Phi2(scale a, scale b; cos(2 angle))`` at a, b = cos(angle) mean +- sin(angle) difference."""
     from scipy.special import ndtr, owens_t
 
-    c, s = math.cos(angle), math.sin(angle)
-    a, b = c * mean + s * difference, c * mean - s * difference
-    a, b = np.where(a == 0, 1e-200, a), np.where(b == 0, 1e-200, b)
+    c = math.cos(angle)
+    s = math.sin(angle)
+    a = c * mean + s * difference
+    b = c * mean - s * difference
+    a = np.where(a == 0, 1e-200, a)
+    b = np.where(b == 0, 1e-200, b)
     # (b - rho a) / (a sqrt(1 - rho^2)), free of the cancellation at small angles
-    slope_a, slope_b = (s * mean - c * difference) / a, (s * mean + c * difference) / b
+    slope_a = (s * mean - c * difference) / a
+    slope_b = (s * mean + c * difference) / b
     half = np.where(a * b < 0, 0.5, 0.0)
-    a, b = scale * a, scale * b
+    a = scale * a
+    b = scale * b
     return (ndtr(a) + ndtr(b)) / 2 - owens_t(a, slope_a) - owens_t(b, slope_b) - half

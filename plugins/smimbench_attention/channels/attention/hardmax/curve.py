@@ -98,7 +98,8 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
     """
     T = tokens
     C = T * (T + 1) // 2
-    scale, index = np.array(site_scales(T)), np.array(entry_sites(T)).reshape(T, T)
+    scale = np.array(site_scales(T))
+    index = np.array(entry_sites(T)).reshape(T, T)
     variance = scale[index] ** 2
     size = 1 << max(1, round(math.log2(max(2.0, samples / SCRAMBLES))))
     normal = normal_scrambles(2 * C, size, SCRAMBLES, "attention hardmax: curve", T, stream)

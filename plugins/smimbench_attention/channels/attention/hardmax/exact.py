@@ -164,7 +164,8 @@ def row_posterior(
         for start in range(0, samples.shape[0], rows):
             chunk = samples[start : min(start + rows, samples.shape[0])]
             codes = xp.take(code, chunk)
-            sites, places = xp.take(all_sites, codes, axis=0), xp.take(all_places, codes, axis=0)
+            sites = xp.take(all_sites, codes, axis=0)
+            places = xp.take(all_places, codes, axis=0)
             pattern_mean = xp.take_along_axis(xp.take(mean, chunk, axis=0), sites, axis=1)
             log_partition, *moments = _posterior_of_pattern(pattern, pattern_mean, tokens, nodes, reach)
             order.append(chunk)
@@ -189,10 +190,12 @@ def _maxima_panels(center: Array, width: Array) -> tuple[Array, Array]:
     """Left ends and lengths (n, K) of panels that cover the windows ``center +- width`` without overlap."""
     xp = namespace(center)
     order = xp.argsort(center, axis=1)
-    center, width = xp.take_along_axis(center, order, axis=1), xp.take_along_axis(width, order, axis=1)
+    center = xp.take_along_axis(center, order, axis=1)
+    width = xp.take_along_axis(width, order, axis=1)
     share = width[:, :-1] / (width[:, :-1] + width[:, 1:])
     between = center[:, :-1] + share * (center[:, 1:] - center[:, :-1])
-    start, end = center - width, center + width
+    start = center - width
+    end = center + width
     start = xp.concat([start[:, :1], xp.maximum(start[:, 1:], between)], axis=1)
     end = xp.concat([xp.minimum(end[:, :-1], between), end[:, -1:]], axis=1)
     return start, end - start
@@ -200,7 +203,8 @@ def _maxima_panels(center: Array, width: Array) -> tuple[Array, Array]:
 
 def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float) -> RowPosterior:
     """Posterior of all samples of one pattern; ``mean`` (n, C) of h in units of sqrt(V), sites named as in the pattern."""
-    xp, place = namespace(mean), matching(mean)
+    xp = namespace(mean)
+    place = matching(mean)
     n, K = mean.shape[0], len(pattern.units)
     scales, edges = site_scales(tokens), pattern.edges
     center = xp.stack([mean[:, c] for c in edges], axis=1)
@@ -264,7 +268,8 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
     # moments of every site, whose lower row has its maximum at m with a density
     lower = [(of_unit[u], {edges[u], *pattern.free[u]}) for u in range(K)]
     lower += [(of_pair[u, w], {*pattern.between[u, w]} & {*pattern.between[w, u]}) for u, w in of_pair]
-    shifts, squares = [mean[:, 0]] * len(scales), [mean[:, 0]] * len(scales)
+    shifts = [mean[:, 0]] * len(scales)
+    squares = [mean[:, 0]] * len(scales)
     for density, sites in lower:
         density = density * weight
         norm = clip(xp.sum(density, axis=1), 1e-300, None)

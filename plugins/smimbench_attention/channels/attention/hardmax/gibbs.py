@@ -37,12 +37,15 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     """
     xp = namespace(low, high, uniform)
     mirror = low + high > 0
-    a, b = xp.where(mirror, -high, low), xp.where(mirror, -low, high)
+    a = xp.where(mirror, -high, low)
+    b = xp.where(mirror, -low, high)
     a = xp.maximum(a, clip(b, None, 0.0) - 40)  # there the density is 0 in double precision
     inside = clip(b, _FAR, 40)
-    p_a, p_b = special(xp).ndtr(xp.minimum(a, inside)), special(xp).ndtr(inside)
+    p_a = special(xp).ndtr(xp.minimum(a, inside))
+    p_b = special(xp).ndtr(inside)
     density = 1 / math.sqrt(2 * math.pi)
-    phi_a, phi_b = density * xp.exp(-a * a / 2), density * xp.exp(-inside * inside / 2)
+    phi_a = density * xp.exp(-a * a / 2)
+    phi_b = density * xp.exp(-inside * inside / 2)
     far = b < _FAR
     # an interval too narrow for its probability has its moments from its ends, by the clips below
     mass = clip(p_b - p_a, 1e-300, None)
@@ -55,7 +58,8 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
         tail_draws = _truncated_tail(*(xp.take(xp.reshape(v, (-1,)), index) for v in (a, b, uniform)))
         tail = [xp.reshape(spread_at_mask(v, flat), far.shape) for v in tail_draws]
         draw, mean, second = (xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True))
-    draw, mean = clip(draw, a, b), clip(mean, a, b)
+    draw = clip(draw, a, b)
+    mean = clip(mean, a, b)
     second = xp.maximum(second, mean * mean)
     return xp.where(mirror, -draw, draw), xp.where(mirror, -mean, mean), second
 
@@ -147,7 +151,9 @@ class _Round(NamedTuple):
 
 def _round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
     """Prepare a round of updates for labels (T, n) and prior means (n, C)."""
-    xp, T, device = namespace(mean), len(partner), array_api_compat.device(mean)
+    xp = namespace(mean)
+    T = len(partner)
+    device = array_api_compat.device(mean)
     rows = [a for a in range(T) if a <= partner[a]]
     sites = [entry_sites(T)[a * T + partner[a]] for a in rows]
     position = [rows.index(min(a, partner[a])) for a in range(T)]
@@ -198,12 +204,14 @@ def chain_moments(
     for sweep in range(burn_in + sweeps):
         for k, (sites, rows, partners, position, in_round, is_max, scale, center) in enumerate(rounds):
             rival = xp.max(xp.where(in_round, -math.inf, h), axis=1)
-            low, high = xp.where(is_max, rival, -math.inf), xp.where(is_max, math.inf, rival)
+            low = xp.where(is_max, rival, -math.inf)
+            high = xp.where(is_max, math.inf, rival)
             low = xp.maximum(xp.take(low, rows, axis=0), xp.take(low, partners, axis=0))
             high = xp.minimum(xp.take(high, rows, axis=0), xp.take(high, partners, axis=0))
             uniform = xp.asarray(rng.random((len(sites), n * chains)), **matching(h))
             # the start may hold an entry on its bound
-            low, high = (low - center) / scale, (high - center) / scale
+            low = (low - center) / scale
+            high = (high - center) / scale
             x, *moments = truncated_normal(low, xp.maximum(low, high), uniform)
             h = xp.where(in_round, xp.take(center + scale * x, position, axis=0)[:, None, :], h)
             if sweep >= burn_in:

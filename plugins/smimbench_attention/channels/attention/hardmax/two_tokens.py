@@ -63,7 +63,8 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
     cdf = log_cdf(kappa_1, kappa_2, CORRELATION, sign=sign_1 * sign_2, hessian=True)
     assert cdf.hessian is not None
     scale = xp.sqrt(variance / 3)
-    a_1, a_2 = scale * sign_1 * cdf.first, scale * sign_2 * cdf.second
+    a_1 = scale * sign_1 * cdf.first
+    a_2 = scale * sign_2 * cdf.second
     shift = xp.stack([ROOT2 * a_1, -(a_1 + a_2), ROOT2 * a_2], axis=-1)
     mean = xp.astype(omega, xp.float64) + shift[..., None, :]
     h_11, h_22, h_12 = cdf.hessian
@@ -71,7 +72,9 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
     reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12, axis=-1) / 9
     covariance, moment = variance[..., None] * (1 - reduction[..., None, None]), None
     if second_moment:
-        cross_1, cross_2, corner = ROOT2 * (h_11 + h_12), ROOT2 * (h_22 + h_12), 2 * h_12
+        cross_1 = ROOT2 * (h_11 + h_12)
+        cross_2 = ROOT2 * (h_22 + h_12)
+        corner = 2 * h_12
         rows = [
             [2 * h_11, -cross_1, corner],
             [-cross_1, h_11 + h_22 + 2 * h_12, -cross_2],
@@ -135,8 +138,10 @@ def _from_hermite(ratio: Array, count: int) -> Array:
         root = np.sqrt(ratio[block, None])
         for sign in (1, -1):
             r = sign * CORRELATION
-            even, odd = math.sqrt((1 + r) / 2) * u, math.sqrt((1 - r) / 2) * v
-            h, k = root * (even + odd), root * (even - odd)
+            even = math.sqrt((1 + r) / 2) * u
+            odd = math.sqrt((1 - r) / 2) * v
+            h = root * (even + odd)
+            k = root * (even - odd)
             # the gain falls with Phi2, and far out is expensive to compute
             low = np.minimum(np.minimum(h, k), 0.0)
             matters = weight * np.exp(-low * low / 2) > 1e-17
@@ -159,7 +164,8 @@ def information(q: Array, v: Array) -> tuple[Array, Array]:
     """
     with np.errstate(divide="ignore", over="ignore"):
         ratio = np.where(v > 0, q / np.where(v > 0, v, 1.0), np.inf)
-    value, error = np.full(q.shape, np.inf), np.full(q.shape, np.inf)
+    value = np.full(q.shape, np.inf)
+    error = np.full(q.shape, np.inf)
     wide = (ratio >= SWITCH) & np.isfinite(ratio)
     for chosen, rule, nodes in ((wide, _from_grid, GRID_NODES), (ratio < SWITCH, _from_hermite, HERMITE_NODES)):
         if chosen.any():

@@ -243,7 +243,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     def _line(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Direction u (C,) and a point z0 (n, C) of the line of latents that have a label."""
         xp = namespace(y, omega)
-        T, pairs, device = self.tokens, site_pairs(self.tokens), array_api_compat.device(y)
+        T = self.tokens
+        pairs = site_pairs(self.tokens)
+        device = array_api_compat.device(y)
         flat = xp.reshape(y, (*y.shape[:-2], T * T))
         # The normalization of row a cancels against that of the last row: h_aT = h_Ta appears in both.
         places = site_entries(T), [a * T + T - 1 for a, _ in pairs], [(T - 1) * T + a for a, _ in pairs]
@@ -261,7 +263,8 @@ class MixedAttentionSoftmax(MixedChannel):
         """Posterior of zeta, Gaussian along one line; arguments as for the channel."""
         xp = namespace(y, omega, V)
         u, z0 = self.channel._line(y, omega)
-        free, shift = self.apply(self.inverse, u), self.apply(self.inverse, z0) - omega[..., 0, :]
+        free = self.apply(self.inverse, u)
+        shift = self.apply(self.inverse, z0) - omega[..., 0, :]
         free = free / xp.sqrt(xp.sum(free * free))
         mean = omega + (shift - xp.sum(shift * free, axis=-1, keepdims=True) * free)[..., None, :]
         moment = uncentered(mean, V[..., None, :, :] * (free[:, None] * free[None, :])) if second_moment else None
@@ -283,13 +286,15 @@ def _two_token_errors(q: float, v: float, beta: float, count: int) -> Host:
 
     The formulas are those of ``AttentionSoftmax._two_token_error``.
     """
-    width, omega_width = math.sqrt(3 * v), math.sqrt(3 * q)
+    width = math.sqrt(3 * v)
+    omega_width = math.sqrt(3 * q)
     # As a function of m the integrand has the steepness of s itself and of s smoothed over u.
     scales = [1 / beta, width]
     (t,), (weights,) = _normal_panels(np.zeros(1), omega_width, scales, count)
     t, weights = t[weights > 0], weights[weights > 0]  # about half of the panels lie beyond the reach and are empty
     variance, square = _logistic_spread(omega_width * t, width, beta, count)
-    bayes, plugin = weights @ variance, weights @ square
+    bayes = weights @ variance
+    plugin = weights @ square
     constant = _logistic_spread(np.zeros(1), math.sqrt(3 * (q + v)), beta, count)[0][0]
     return 4 * np.array([bayes, plugin, constant])
 

@@ -76,7 +76,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         check_latents(z, 2, 3)
         xp = namespace(z)
         attention = xp.exp(log_softmax(self.beta * self._matrix(z[..., 0, :])))
-        mixing, second = self.skip * identity_like(2, z) + attention, self._matrix(z[..., 1, :])
+        mixing = self.skip * identity_like(2, z) + attention
+        second = self._matrix(z[..., 1, :])
         return attention, mixing, second, xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
 
     def posterior(
@@ -98,11 +99,9 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         checked = min(max(16, n // 64), n)
         refined = integrals(samples[:checked], weight, ACCURACY.fine_variation, quick=False)
         difference = float(np.mean((refined.mean - sums.mean[:checked]) ** 2)) if checked else 0.0
-        means, matrix, directions = (
-            to_host(omega).astype(np.float64),
-            to_host(V).astype(np.float64),
-            np.array(DIRECTIONS[:2]),
-        )
+        means = to_host(omega).astype(np.float64)
+        matrix = to_host(V).astype(np.float64)
+        directions = np.array(DIRECTIONS[:2])
         # (a_1, b_1, a_2, b_2) in their own units, each layer and direction apart
         unit = np.repeat(np.sqrt(np.diagonal(matrix)), 2)
         mean = means + (sums.mean * unit).reshape(n, 2, 2) @ directions
@@ -112,7 +111,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         covariance = (average[:, 0, :, 0] + average[:, 1, :, 1] + matrix) / 3
         second = None
         if second_moment:
-            lift, flat = np.kron(np.eye(2), directions.T), mean.reshape(n, 6)
+            lift = np.kron(np.eye(2), directions.T)
+            flat = mean.reshape(n, 6)
             hidden = np.kron(matrix, np.outer(DIRECTIONS[2], DIRECTIONS[2]))
             total = lift @ inner @ lift.T + hidden + flat[:, :, None] * flat[:, None, :]
             second = array_like(total.reshape(n, 2, 3, 2, 3), omega)

@@ -131,13 +131,16 @@ def reduced(beta: float, skip: float, y: Array, omega: Array, V: Array) -> tuple
         If V is not positive definite.
     """
     labels, means, host = (to_host(array).astype(np.float64) for array in (y, omega, V))
-    v1, v2, v12 = float(host[0, 0]), float(host[1, 1]), float((host[0, 1] + host[1, 0]) / 2)
+    v1 = float(host[0, 0])
+    v2 = float(host[1, 1])
+    v12 = float((host[0, 1] + host[1, 0]) / 2)
     if not (v1 > 0 and v2 * v1 - v12 * v12 > 0):
         raise ValueError(f"V must be positive definite, got {host.tolist()}")
     margins = np.stack([labels[:, 0, 0] - labels[:, 0, 1], labels[:, 1, 1] - labels[:, 1, 0]], axis=1) / beta
     center = (means @ np.transpose(DIRECTIONS[:2])).reshape(-1, 4)
     scales = np.array([ROOT2 * beta, 2 * beta, 1.0, 1.0])
     samples = np.column_stack([center * scales, margins.sum(axis=1) / ROOT8, margins[:, 0]])
-    unit, crossing = beta * math.sqrt(v1), math.log((1 - skip) / (1 + skip)) if skip < 1 else 0.0
+    unit = beta * math.sqrt(v1)
+    crossing = math.log((1 - skip) / (1 + skip)) if skip < 1 else 0.0
     lift = v12 / v1 * math.sqrt(v1)
     return samples, Weight(beta, skip, v1, v2 - v12 * v12 / v1, lift, ROOT2 * unit, 2 * unit, crossing)

@@ -77,7 +77,8 @@ def scaled_information(tokens: int) -> Polynomials:
 
     A function of s; both ends are exact.
     """
-    limit, susceptibility = small_error_limit(tokens), susceptibility_without_overlap(tokens)
+    limit = small_error_limit(tokens)
+    susceptibility = susceptibility_without_overlap(tokens)
     if tokens == 2:
         # degree of the polynomial; with twice as many its error falls from 5e-10 to rounding
         degree = 32
@@ -216,7 +217,8 @@ def _omega_panels(width: float) -> tuple[Host, Host]:
 def _opposite(h: Host, k: Host) -> tuple[Host, Host, Host]:
     """For two tokens of opposite sign, ``a = (h, k)``: ``|a|^2``, probability and its squared gradient."""
     a = np.stack([h, k])
-    up, down = special(np).ndtr(a), special(np).ndtr(-a)
+    up = special(np).ndtr(a)
+    down = special(np).ndtr(-a)
     slope = normal_density(a) * (down - up)[::-1]
     return h**2 + k**2, up[0] * down[1] + down[0] * up[1], slope[0] ** 2 + slope[1] ** 2
 
@@ -226,7 +228,9 @@ def _equal(h: Host, k: Host) -> tuple[Host, Host, Host]:
     - a_2) / sqrt(2)``.
     """
     root = math.sqrt(2)
-    above, below = log_cdf(h, k, -1 / root), log_cdf(-h, -k, -1 / root)
-    up, down = np.exp(above.value), np.exp(below.value)
+    above = log_cdf(h, k, -1 / root)
+    below = log_cdf(-h, -k, -1 / root)
+    up = np.exp(above.value)
+    down = np.exp(below.value)
     by_h, by_k = (up * slope_above - down * slope_below for slope_above, slope_below in zip(above[1:3], below[1:3]))
     return (h + root * k) ** 2 + h**2, up + down, (by_k / root) ** 2 + (by_h - by_k / root) ** 2

@@ -67,7 +67,8 @@ def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> TokenMoments:
     logs = log[0, ...] + log[1, ...]
     log_partition = xp.logaddexp(logs[0, :], logs[1, :])
     weight = xp.exp(logs - log_partition)[..., None]
-    shift_1, shift_2 = signs[0, ...] * shift[0, ...], signs[1, ...] * shift[1, ...]
+    shift_1 = signs[0, ...] * shift[0, ...]
+    shift_2 = signs[1, ...] * shift[1, ...]
     outer = None
     if full:
         outer_1, outer_2 = (xp.reshape(moments.outer, (2, 2, n, M, M))[group, ...] for group in (0, 1))
@@ -105,7 +106,8 @@ def _truncated(xp: Any, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """Standard normal variable between ``low`` and ``high``: log-probability, and relative density at both ends."""
     # on the side where probabilities are small
     mirror = low + high > 0
-    start, end = xp.where(mirror, -high, low), xp.where(mirror, -low, high)
+    start = xp.where(mirror, -high, low)
+    end = xp.where(mirror, -low, high)
     logs = special(xp).log_ndtr(xp.stack([start, end]))
     log_mass = logs[1, ...] + xp.log(-xp.expm1(clip(logs[0, ...] - logs[1, ...], None, -1e-300)))
     return log_mass, xp.exp(_log_density(low) - log_mass), xp.exp(_log_density(high) - log_mass)
@@ -129,7 +131,8 @@ def _leader_interval(xp: Any, a: Array, member: Array, followers: Array, top: Ar
     # Newton steps (safeguarded by bisection) to the mode
     for _ in range(16):
         _, slope, bend = height(mode)
-        start, stop = xp.where(slope > 0, mode, start), xp.where(slope > 0, stop, mode)
+        start = xp.where(slope > 0, mode, start)
+        stop = xp.where(slope > 0, stop, mode)
         trial = mode - slope / bend
         mode = xp.where((trial > start) & (trial < stop), trial, (start + stop) / 2)
     lowest = height(mode)[0] - DEPTH
@@ -152,7 +155,8 @@ def _integrate_interval(xp: Any, a: Array, member: Array, leader: Array, full: b
     t = begin[:, None] + half * (1 + x)
     # samples, nodes, tokens
     followers, leader = followers[:, None, :], leader[:, None, :]
-    low, high = -a[:, None, :], (top[:, None] + t)[:, :, None] - a[:, None, :]
+    low = -a[:, None, :]
+    high = (top[:, None] + t)[:, :, None] - a[:, None, :]
     low = xp.broadcast_to(low, high.shape)
     log_mass, at_low, at_high = _truncated(xp, low, high)
     log = xp.sum(xp.where(followers, log_mass, 0.0), axis=-1) - t * t / 2
@@ -163,7 +167,8 @@ def _integrate_interval(xp: Any, a: Array, member: Array, leader: Array, full: b
     mean = xp.where(followers, clip(at_low - at_high, low, high), xp.where(leader, t[:, :, None], 0.0))
     second = clip(1 + low * at_low - high * at_high, mean**2, xp.maximum(low**2, high**2))
     second = xp.where(followers, second, xp.where(leader, (t * t)[:, :, None], 0.0))
-    shift, square = xp.sum(weight * mean, axis=1), xp.sum(weight * second, axis=1)
+    shift = xp.sum(weight * mean, axis=1)
+    square = xp.sum(weight * second, axis=1)
     outer = None
     if full:
         identity = identity_like(a.shape[1], a)

@@ -89,12 +89,15 @@ def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Lab
     layers, tokens = network.layers, network.tokens
     size = layers * tokens
     normal = normal_points(2 * size, labels, "deep attention: labels", scramble)
-    white, truth = _by_differences(normal[:, :size], network), _by_differences(normal[:, size:], network)
+    white = _by_differences(normal[:, :size], network)
+    truth = _by_differences(normal[:, size:], network)
     root = symmetric_root(V)
     omega = symmetric_root(Q) @ white
     z = omega + root @ truth
-    u, gap = output(z, network.skip), deep.output_gap(z, network.skip) if tokens == 2 else None
-    free, exact = without_overlap(Q), is_exact(network)
+    u = output(z, network.skip)
+    gap = deep.output_gap(z, network.skip) if tokens == 2 else None
+    free = without_overlap(Q)
+    exact = is_exact(network)
     if exact:
         runs = [integrate(network, u, omega, V, accuracy=ACCURACY, points=0, full=bool(free))]
     else:
@@ -126,7 +129,8 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
     pilot = averages(network, Q, V, FEWEST_LABELS)
     relative = [0.0]
     for value, error in (pilot[:2], pilot[2:4]):
-        size, deviation = np.diagonal(value), np.diagonal(error)
+        size = np.diagonal(value)
+        deviation = np.diagonal(error)
         relative.extend(deviation[size > 0.0] / size[size > 0.0])
     # the error of quasi-random labels falls with their number to the power of 2/3
     label_count = FEWEST_LABELS * (max(relative) / TARGET_ERROR) ** 1.5

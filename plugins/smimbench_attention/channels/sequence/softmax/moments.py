@@ -59,8 +59,6 @@ def moments_of_means(
     rows = xp.permute_dims(means, (1, 0))
     size = layers * tokens
     rank = math.isqrt(rows.shape[1] - size)
-    shift, second = (
-        xp.reshape(rows[:, :size], (-1, layers, tokens)),
-        xp.reshape(rows[:, size:], (rows.shape[0], rank, rank)),
-    )
+    shift = xp.reshape(rows[:, :size], (-1, layers, tokens))
+    second = xp.reshape(rows[:, size:], (rows.shape[0], rank, rank))
     return LayerMoments(log_partition, shift, second, xp.where(positive, error, math.inf))

@@ -70,7 +70,9 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
     """
     xp = namespace(z, cotangent)
     layers = z.shape[-2]
-    h, S, B = [z[..., 0, :]], [], [identity_like(z.shape[-1], z)]
+    h = [z[..., 0, :]]
+    S = []
+    B = [identity_like(z.shape[-1], z)]
     for layer in range(1, layers):
         S.append(attention(h[-1]))
         B.append(skip * B[-1] + xp.matmul(S[-1], B[-1]))

@@ -71,7 +71,8 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     by tests/channels/sequence/test_softmax.py.
     """
     q, v = (array.reshape(-1) for array in on_host(Q, V))
-    tau, k = q + v, q / v
+    tau = q + v
+    k = q / v
     # spacing in log rho for few tokens (it falls as M^{-1/2})
     rho, fine_rho = _log_radius_rule(tokens, min(0.08, 0.35 / math.sqrt(tokens)))
     # points in x

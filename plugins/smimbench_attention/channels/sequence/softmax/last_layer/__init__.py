@@ -54,7 +54,8 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
     """
     if len(Q) < 2 or not is_diagonal(Q, V):
         return False
-    q, v = np.diagonal(Q), np.diagonal(V)
+    q = np.diagonal(Q)
+    v = np.diagonal(V)
     informed = np.flatnonzero(q[:-1])
     step = wanted_step(bool(q[-1] == 0), len(informed) > 0)
     # nodes may stand twice as far apart as wanted
@@ -81,7 +82,8 @@ class _Case(NamedTuple):
 
 def case_of(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
     """Case of one (Q, V), both (L, L) and diagonal."""
-    q, v = np.diagonal(Q), np.diagonal(V)
+    q = np.diagonal(Q)
+    v = np.diagonal(V)
     informed, free = ([int(a) for a in np.flatnonzero(mask)] for mask in (q > 0, q == 0))
     output_layer = len(q) - 1
     known_layers, unknown_layers = ([a for a in layers if a < output_layer] for layers in (informed, free))

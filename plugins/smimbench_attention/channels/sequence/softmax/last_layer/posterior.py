@@ -48,16 +48,22 @@ def posterior_moments(
 
     ``omega`` (n, 2) and ``v`` belong to the last layer, ``known_layer`` has those of the layer on the outer grid.
     """
-    n, count = len(ut), len(tables.nodes)
+    n = len(ut)
+    count = len(tables.nodes)
     kind = np.float32  # all terms are positive: changes of 1e-6, a third of the time
-    stack, amount = tables.sums.astype(kind, copy=False), np.ones((n, 1), kind)
+    stack = tables.sums.astype(kind, copy=False)
+    amount = np.ones((n, 1), kind)
     if known_layer is not None:
         rho = [weight @ tables.modes.T for weight in outer_weights(tables.outer, tables.share, *known_layer)]
         amount = rho[0].astype(kind)
     forward = stack.reshape(-1, stack.shape[2])
     backward = np.ascontiguousarray(stack[:, :, :count].transpose(2, 0, 1).reshape(count, -1))
-    blocks, per_mode = np.zeros((n, stack.shape[2] // count)), np.zeros((n, len(stack)))
-    shift, square, product, fourth = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(n), np.zeros(n)
+    blocks = np.zeros((n, stack.shape[2] // count))
+    per_mode = np.zeros((n, len(stack)))
+    shift = np.zeros((n, 2))
+    square = np.zeros((n, 2))
+    product = np.zeros(n)
+    fourth = np.zeros(n)
     # all in units of sqrt(v)
     unit = v**-0.5
     # beyond 1e8 a node weighs nothing, whatever its distance; fourth powers stay finite
@@ -65,10 +71,13 @@ def posterior_moments(
     u_1, u_2, omega_1, omega_2 = ((unit * x[:, m : m + 1]).astype(kind) for x in (ut, omega) for m in range(2))
     for sign in (kind(1), kind(-1)):
         # z_1 = sign (first + place) and z_2 = sign (second - place)
-        e1, e2 = place + (u_1 - sign * omega_1), (u_2 - sign * omega_2) - place
+        e1 = place + (u_1 - sign * omega_1)
+        e2 = (u_2 - sign * omega_2) - place
         e1, e2 = (e1, e2) if sign > 0 else (-e1, -e2)
-        e11, e22 = e1 * e1, e2 * e2
-        f, g = _gaussian(e11), _gaussian(e22)
+        e11 = e1 * e1
+        e22 = e2 * e2
+        f = _gaussian(e11)
+        g = _gaussian(e22)
         # all modes in one product: their amounts go with f, of which each mode has a copy
         forward_sums = (_times_factor(amount, f) @ forward).reshape(n, -1, count)
         by_f = g @ backward
@@ -83,7 +92,8 @@ def posterior_moments(
             total += np.stack([np.einsum("nj,nj->n", *pair) for pair in zip((by_f, by_g), powers)], axis=-1)
         if full:
             forward_masses = np.ascontiguousarray(forward[:, :count])
-            z1, z2 = (u_1 + place) ** 2, (u_2 - place) ** 2
+            z1 = (u_1 + place) ** 2
+            z2 = (u_2 - place) ** 2
             crossed, squares = (_times_factor(amount, factor) @ forward_masses for factor in (f * e1, f * z1))
             product += np.einsum("nj,nj,nj->n", crossed, g, e2)
             fourth += np.einsum("nj,nj,nj->n", by_f, z1, z1) + np.einsum("nj,nj,nj->n", by_g, z2, z2)

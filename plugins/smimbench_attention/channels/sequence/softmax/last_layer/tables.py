@@ -135,7 +135,8 @@ def make_tables(
     # Exchanging the tokens of all layers exchanges x and y: one table for both.
     distinct = np.flatnonzero(mirrored >= np.arange(len(outer)))
     size, clipped = (len(modes), count, (1 + 4 * len(unknown_layers)) * count), 0.0
-    direct, exchanged = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    direct = np.zeros(size, np.float32)
+    exchanged = np.zeros(size, np.float32)
     for chunk in np.array_split(distinct, math.ceil(len(distinct) / 8)):
         tables, beyond = zip(*(table(int(k), outer[k]) for k in chunk))
         stacked, twin = np.stack(tables, dtype=np.float32, casting="same_kind"), mirrored[chunk]
@@ -157,7 +158,8 @@ def outer_weights(outer: Host, share: Host, omega: Host, v: float) -> list[Host]
     plus, minus = (
         share * factor_1[:, pair[:, 0]] * factor_2[:, pair[:, 1]] for pair in np.split(index.reshape(-1, 2), 2)
     )
-    even, odd = plus + minus, plus - minus
+    even = plus + minus
+    odd = plus - minus
     return [even, odd * outer[:, 0], odd * outer[:, 1], even * (outer * outer).sum(1)]
 
 
@@ -186,7 +188,8 @@ def _two_token_grid(skip: float, points_per_unit: int) -> tuple[Host, Host]:
     weight = (np.exp(-m * m - gap * gap / 4) * gap).ravel()
     points = np.stack([m + gap / 2, m - gap / 2], axis=-1).reshape(-1, 1, 2)
     # both signs of the gap
-    points, weight = np.concatenate([points, points[:, :, ::-1]]), np.concatenate([weight, weight])
+    points = np.concatenate([points, points[:, :, ::-1]])
+    weight = np.concatenate([weight, weight])
     heavy = weight > 1e-9 * weight.max()
     return points[heavy], weight[heavy] / weight[heavy].sum()
 
@@ -213,7 +216,9 @@ def _prior_sums(count: int, z: Host, weight: Host, normal: Host, skip: float, st
 def _moments(normal: Host) -> Iterator[Host]:
     """The four moments (n,) of each layer of normal points (n, U, 2)."""
     for p, q in normal.transpose(1, 2, 0):
-        e, f, g = p * p - 1, q * q - 1, p * q
+        e = p * p - 1
+        f = q * q - 1
+        g = p * q
         yield from (e, f, g, e * e + f * f + 2 * g * g)
 
 

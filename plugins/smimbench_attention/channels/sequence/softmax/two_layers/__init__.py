@@ -59,7 +59,9 @@ def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, ful
 
     The parameters are those of ``softmax.posterior.integrate``; ``accuracy`` is the target of every sample.
     """
-    v11, v12, v22 = float(V[0, 0]), 0.5 * float(V[0, 1] + V[1, 0]), float(V[1, 1])
+    v11 = float(V[0, 0])
+    v12 = 0.5 * float(V[0, 1] + V[1, 0])
+    v22 = float(V[1, 1])
     # Correlated layers have a narrower conditional law than the box around them.
     crowding = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
     # Columns of an interval, and points of a column, to begin with. Doubled: twice the time, up to half the error.
@@ -139,7 +141,8 @@ def _integrate_far_labels(
         zero = np.zeros(outside.sum())
         energies = _integrate_box(u[outside], omega[outside], hot, zero + half_square, zero)[1]
         energy[outside] = np.where(energies < SPARE, 16.0 * energies, math.inf)
-    near, cut = energy < DEEPEST, half_square - SPARE
+    near = energy < DEEPEST
+    cut = half_square - SPARE
     v11, v12, v22 = rule.V
     V = np.array([[v11, v12], [v12, v22]])
     solved = []
