@@ -554,7 +554,7 @@ def test_the_small_width_limit_has_a_theory_and_no_data(tmp_path, capsys):
     for words in (("data", suite, "--output", tmp_path / "x.npz"), ("run", suite), ("show", suite)):
         code, _, err = call(capsys, *words)
         assert (code, err.count("\n")) == (2, 1)
-        assert "must be > 0 to run; rho = 0 is the small-width limit, which only theory knows" in err
+        assert "must be > 0 to run; rho = 0 is the small-width limit, for theory only" in err
 
 
 # -- the command line as a whole ----------------------------------------------------------------------------------

@@ -311,7 +311,7 @@ def test_a_matrix_is_a_value_and_a_list_of_decays_an_axis(tmp_path):
         ("decay = 1.0", "inputs.decay: must be between -1 and 1"),
         ("covariance = [[1, 2], [2, 1]]", "inputs.covariance: must be symmetric and positive definite"),
         ("covariance = [[1, 0.5], [0.4, 1]]", "inputs.covariance: must be symmetric and positive definite"),
-        ("covariance = [[1, 0.5], [0.5, 2]]", "inputs.covariance: must have the mean 1 along its diagonal, got 1.5"),
+        ("covariance = [[1, 0.5], [0.5, 2]]", "inputs.covariance: must have mean 1 along its diagonal, got 1.5"),
         ("covariance = [[1.0]]", "model.tokens: must be 1, as of the inputs, got 2"),
         ("covariance = [1.0, 0.5]", "inputs.covariance"),
         ("covariance = [[1, 0.5], [0.5]]", "inputs.covariance: must be a square matrix"),

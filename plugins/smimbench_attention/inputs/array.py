@@ -61,7 +61,9 @@ class ArrayInputs(Inputs):
                 "path", f"must be a .npy or .npz file with finite numbers (N, T, D): {error_line(error)}"
             ) from None
         if self.digest not in ("", digest):
-            raise ParameterError("digest", f"must be that of the array in {self.path}, {digest}, got {self.digest}")
+            raise ParameterError(
+                "digest", f"must be {digest}, the digest of the array in {self.path}, got {self.digest}"
+            )
         object.__setattr__(self, "digest", digest)
 
     @property

@@ -56,7 +56,7 @@ class CorrelatedTokens(Inputs):
         if not (np.allclose(C, C.T, rtol=0, atol=1e-12) and np.linalg.eigvalsh(C)[0] > 1e-9):
             raise ParameterError("covariance", f"must be symmetric and positive definite, got {self.covariance}")
         if abs(np.trace(C) - len(C)) > 1e-9 * len(C):
-            raise ParameterError("covariance", f"must have the mean 1 along its diagonal, got {np.trace(C) / len(C):g}")
+            raise ParameterError("covariance", f"must have mean 1 along its diagonal, got {np.trace(C) / len(C):g}")
 
     @property
     def shape(self) -> tuple[int | None, None]:  # type: ignore[override]

@@ -132,7 +132,7 @@ def _text(path: str | None, digest: str) -> tuple[str, str]:
         except OSError as error:
             raise ParameterError("path", f"must be a text file: {error_line(error)}") from None
         if b"\0" in raw:
-            raise ParameterError("path", f"must be a text in UTF-8 or Latin-1; {path} is UTF-16, or no text")
+            raise ParameterError("path", f"must be a text in UTF-8 or Latin-1; {path} is UTF-16 or binary")
         try:
             text = raw.decode()
         except UnicodeDecodeError:
@@ -142,7 +142,7 @@ def _text(path: str | None, digest: str) -> tuple[str, str]:
             text = "\n\n".join(QUESTION.sub("", line) for line in lines)
     text_digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     if digest not in ("", text_digest):
-        raise ParameterError("digest", f"must be that of the text, {text_digest}, got {digest}")
+        raise ParameterError("digest", f"must be {text_digest}, the digest of the text, got {digest}")
     return text, text_digest
 
 
@@ -187,7 +187,7 @@ def _embedded(path: str | None, digest: str, window: int, split: str, dimension:
         learned, used = sentences, [words[~fitted[words]] for words in sentences]
     if (learnable := int(fitted.sum())) <= dimension:
         raise ParameterError("path", f"must have more than {dimension} different words to learn from, has {learnable}")
-    message = f"must be a longer text: its words are found together in fewer than {dimension} different ways"
+    message = f"must be a longer text: the co-occurrence matrix of its words has a rank below {dimension}"
     try:
         vectors, sizes, _ = svds(mutual_information(learned, len(number), window), k=dimension, v0=np.ones(len(number)))
     except ArpackError:  # of a matrix of zeros

@@ -117,7 +117,7 @@ class AttentionIndexed(TokenModel):
         super().__post_init__()
         if not self.symmetric and self.tokens < 2:
             raise ParameterError(
-                "tokens", "must be at least 2 with symmetric = false, which has pairs of different tokens"
+                "tokens", "must be at least 2 with symmetric = false, which uses pairs of different tokens"
             )
 
     @property

@@ -66,7 +66,7 @@ class _SignChannel(Channel):
         u = y * omega / width
         rate, tail_variance = hazard(u, xp)
         mean = omega + (V / width) * y * rate
-        # V - V^2 / (V + Delta) (1 - rest): a sum of positive terms.
+        # V - V^2 / (V + Delta) (1 - tail_variance): a sum of positive terms.
         variance = V * self.noise / (V + self.noise) + V * V / (V + self.noise) * tail_variance
         covariance = xp.reshape(xp.mean(variance), (1, 1))
         if not second_moment:
@@ -82,11 +82,11 @@ class _SignChannel(Channel):
     def information(self, Q: Any, V: Any) -> Uncertain:
         """``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]``, u normal of variance ``Q / (V + Delta)``, (..., 1, 1), host."""
         Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
-        # Of binary signals so much can be known that V underflows.
+        # Binary signals may be known so well that V underflows.
         square = np.maximum(V + self.noise, 1e-300)
         standard_deviation = np.sqrt(Q / square)[..., None]
         nodes, weights = gauss_legendre(80, 0.0, 10.0)
-        # Far out a label is certain and says nothing: u need not reach further than the function or its law.
+        # Far out a label is certain and carries no information: u need not extend beyond the function or its law.
         narrow = np.minimum(standard_deviation, 1.0)
         wide = np.maximum(standard_deviation, 1.0)
         law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
@@ -105,7 +105,7 @@ class _SignChannel(Channel):
         total = np.maximum(q + v + self.noise, 1e-300)
         positive = np.where(estimated > 0, estimated, 1.0)
         noise = np.where(estimated > 0, self.noise / positive, 0.0)
-        # Without noise a sign is certain, even of nothing.
+        # Without noise a sign is certain, even at zero variance.
         signal_share = np.where(estimated > 0, q / positive, 1 - noise)
         error_share = v / total
         a = (q + v) / total
@@ -193,7 +193,7 @@ class Probit(_SignChannel):
 
 def hazard(u: Any, xp: Any) -> tuple[Any, Any]:
     """``r = phi(u) / Phi(u)`` and ``1 - r (u + r)``, the variance of a normal number t given ``t > -u``."""
-    # erfcx scales the tail out, so that labels against all odds keep their digits.
+    # erfcx factors out the tail, so that very unlikely labels keep their digits.
     low = clip(u, None, 5.0)
     by_erfcx = math.sqrt(2 / math.pi) / special(xp).erfcx(-low / math.sqrt(2))
     by_density = normal_density(u)

@@ -69,7 +69,7 @@ class Bilinear(Prior):
 
     def _width(self, dimension: int) -> int:
         if self.rho == 0:
-            raise ParameterError("rho", "must be > 0 to run; rho = 0 is the small-width limit, which only theory knows")
+            raise ParameterError("rho", "must be > 0 to run; rho = 0 is the small-width limit, for theory only")
         return max(1, round(self.rho * dimension))
 
     @property

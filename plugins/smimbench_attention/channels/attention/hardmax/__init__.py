@@ -72,7 +72,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
     samples: int | None = None
 
     beta = math.inf
-    _most_tokens = 16  # as far as tests go; doubled: a Gibbs sweep draws four times as many entries
+    _most_tokens = 16  # largest number tested; doubled: a Gibbs sweep draws four times as many entries
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -222,7 +222,7 @@ def disagreement(tokens: int, q: Array, v: Array, *, replicas: bool) -> tuple[Ar
 
 
 def _miss(tokens: int, angle: float, count: int) -> float:
-    (mean, difference), weight = half_plane_hermite(count)  # the two copies may change places
+    (mean, difference), weight = half_plane_hermite(count)  # the two copies may be exchanged
     if angle == 0:
         return 0.0
     stay = [_both_below(mean, difference, angle, scale) for scale in (pair.ROOT2, 1.0, 1 / pair.ROOT2)]

@@ -30,8 +30,8 @@ class Pattern(NamedTuple):
 
     units: tuple[tuple[int, ...], ...]  # rows that share their maximum: one row, or two that point at each other
     edges: tuple[int, ...]  # site that holds the maximum of every unit
-    free: tuple[tuple[int, ...], ...]  # sites inside a unit that are no maximum
-    between: dict[tuple[int, int], tuple[int, ...]]  # sites between two units (lower, upper) that are no maximum
+    free: tuple[tuple[int, ...], ...]  # sites inside a unit that are not a maximum
+    between: dict[tuple[int, int], tuple[int, ...]]  # sites between two units (lower, upper) that are not a maximum
     # (set placed, unit placed next), sets as bit masks, after those they are made from
     steps: tuple[tuple[int, int], ...]
 
@@ -40,7 +40,7 @@ class Patterns(NamedTuple):
     """All labels of T tokens, indexed by the code ``sum_a y_a T^a``."""
 
     members: tuple[Pattern, ...]
-    kind: Host  # (T^T,) which pattern; -1 for labels that no symmetric matrix has
+    kind: Host  # (T^T,) index of the pattern; -1 for labels that no symmetric matrix has
     sites: Host  # (T^T, C) site of the sample behind every site of the pattern
     places: Host  # its inverse
 
@@ -155,7 +155,7 @@ def row_posterior(
     code = xp.sum(xp.astype(y, xp.int64) * powers[None, :], axis=1)
     kind = xp.take(kinds, code)
     mean = omega * (xp.asarray(site_scales(tokens), **matching(omega, xp.float64))[None, :] / xp.sqrt(V))
-    # On a host some dozens of intermediate arrays stay in the cache.
+    # On the host, the few dozen intermediate arrays stay in the cache.
     size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
     order, posteriors = [], []
     for k, pattern in enumerate(table.members):

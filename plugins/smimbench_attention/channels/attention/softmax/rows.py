@@ -27,7 +27,9 @@ class RowSoftmax:
 
     def __post_init__(self) -> None:
         if self.tokens < 3:
-            raise ParameterError("tokens", "must be at least 3 with symmetric = false: rows of one entry say nothing")
+            raise ParameterError(
+                "tokens", "must be at least 3 with symmetric = false: rows with a single entry carry no information"
+            )
 
     @property
     def equations(self) -> float:

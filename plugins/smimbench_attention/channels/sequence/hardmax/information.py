@@ -80,7 +80,7 @@ def scaled_information(tokens: int) -> Polynomials:
     limit = small_error_limit(tokens)
     susceptibility = susceptibility_without_overlap(tokens)
     if tokens == 2:
-        # degree of the polynomial; with twice as many its error falls from 5e-10 to rounding
+        # degree of the polynomial; doubled: its error falls from 5e-10 to rounding
         degree = 32
         s = lobatto_points(degree + 1)
         exact = [limit, *(two_token_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]), susceptibility]
@@ -104,14 +104,14 @@ def information_estimates(tokens: int, s: float) -> Host:
     pairs = [(a, b) for b in range(tokens) for a in range(b)]
     planes = np.stack([*unit, *((unit[a] - unit[b]) / math.sqrt(2) for a, b in pairs)])
     ratio = s / math.sqrt(q)
-    # width of a slab: half as much again as that over which labels change
+    # width of a slab: 1.5 times the width over which labels change
     width = min(1.0, 1.5 * ratio)
     of_plane = _mean_sign_information(ratio)
     of_pair = of_plane * _mean_pair_leads(tokens)
     means = np.array([1.0, *[of_plane] * len(planes), *[of_pair] * len(pairs)])
     samples, controls = [], []
     for scramble in range(8):
-        # the names of the streams seed the points: they stay
+        # the names of the streams seed the points, so they must not change
         points = [normal_points(tokens, NORMAL_POINTS, "sequence hardmax: base", scramble)]
         for k, plane in enumerate(planes):
             normal = normal_points(tokens, PLANE_POINTS, "sequence hardmax: layer", scramble, k)
@@ -125,7 +125,7 @@ def information_estimates(tokens: int, s: float) -> Host:
         control_variates = np.concatenate([np.ones((len(omega), 1)), one_plane, one_plane[:, tokens:] * leads], axis=1)
         total = np.zeros(len(omega))
         for label in all_labels(tokens):
-            # labels that are less likely than this change 4e-12
+            # skipping less likely labels changes the sum by 4e-12
             likely = np.flatnonzero(_probability_bound(label, omega / ratio) > 1e-12)
             moments = posterior_moments(np.broadcast_to(label, (len(likely), tokens)), omega[likely] / ratio, False)
             total[likely] += np.exp(moments.log_partition) * np.sum(moments.shift**2, axis=1)
@@ -133,7 +133,7 @@ def information_estimates(tokens: int, s: float) -> Host:
         controls.append(weight[:, None] * control_variates)
     estimates = []
     for scramble, (y, x) in enumerate(zip(samples, controls)):
-        # The regression is that of the other scrambles: on its own points it would pull the mean towards what is known.
+        # Regress on the other scrambles only: a fit to these points would bias the mean.
         other_controls, other_samples = (
             np.concatenate(rows[:scramble] + rows[scramble + 1 :]) for rows in (controls, samples)
         )
@@ -199,7 +199,7 @@ def two_token_information(s: float) -> float:
         density = np.exp(-square / (2 * width**2)) / (2 * math.pi * width**2)
         return float(np.sum(weight * density * gradient / np.maximum(probability, np.finfo(float).tiny)))
 
-    # h and k > 0 is half of the plane: the other half is its mirror image, which labels do not tell from it.
+    # h and k > 0 cover half of the plane; the other half is its mirror image, which labels cannot distinguish.
     return 2 * integral(*_opposite(h, k)) + 4 * math.sqrt(2) * integral(*_equal(h, k))
 
 

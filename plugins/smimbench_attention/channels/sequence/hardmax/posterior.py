@@ -85,7 +85,7 @@ def _group_moments(xp: Any, a: Array, member: Array, leader: Array, full: bool) 
     """
     count = xp.sum(xp.astype(member, xp.int64), axis=-1)
     top = xp.sum(xp.where(leader, a, 0.0), axis=-1)
-    # alone, a leader only has to be positive
+    # a leader without followers only has to be positive
     log = special(xp).log_ndtr(top)
     hazard = xp.exp(_log_density(top) - log)
     square = xp.where(leader, 1 - (top * hazard)[:, None], 0.0)
@@ -104,7 +104,7 @@ def _log_density(x: Array) -> Array:
 
 def _truncated(xp: Any, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """Standard normal variable between ``low`` and ``high``: log-probability, and relative density at both ends."""
-    # on the side where probabilities are small
+    # evaluated on the side where probabilities are small
     mirror = low + high > 0
     start = xp.where(mirror, -high, low)
     end = xp.where(mirror, -low, high)
@@ -136,7 +136,7 @@ def _leader_interval(xp: Any, a: Array, member: Array, followers: Array, top: Ar
         trial = mode - slope / bend
         mode = xp.where((trial > start) & (trial < stop), trial, (start + stop) / 2)
     lowest = height(mode)[0] - DEPTH
-    # from outside, Newton's steps towards a given height of a concave function never pass it
+    # Newton steps from outside toward a given height of a concave function never overshoot
     end = mode + REACH
     for _ in range(5):
         value, slope, _ = height(end)

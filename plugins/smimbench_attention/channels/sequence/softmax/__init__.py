@@ -155,7 +155,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         if self.layers == 1 or is_exact(self._network):
             return self
         channel = copy.copy(self)
-        # those before are for means over labels
+        # smaller seeds are for means over labels
         object.__setattr__(channel, "_points_seed", 1000 + index)
         return channel
 
@@ -180,13 +180,13 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         covariance = np.asarray(covariance, dtype=np.float64)
         omega = xp.astype(omega, xp.float64)
         if not (np.all(np.isfinite(covariance)) and omega_finite):
-            # A run that has diverged: say so, as arithmetic would.
+            # A diverged run gives NaN, as arithmetic would.
             size = self.layers * (self.tokens if full else 1)
             nothing = xp.full_like(omega, math.nan)
             matrix = xp.broadcast_to(nothing[:, :1, :1], (omega.shape[0], size, size))
             return LayerMoments(nothing[:, 0, 0], nothing, matrix, nothing[:, 0, 0])
         scale = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
-        # Layers may differ by many orders of magnitude: it is their correlations that must make sense.
+        # Layers may differ by many orders of magnitude, so the correlation matrix is checked.
         if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         u = network.output_of_label(y)
@@ -196,12 +196,12 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     def _check_digits(self, y: Array) -> None:
         """Reject labels that many layers without skip connection have made so alike that double precision is lost."""
         lost_labels = int(namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype)))
-        # one in a hundred labels may have lost its digits, and three in the smallest batches
+        # 1% of the labels may have lost their digits, plus three for the smallest batches
         if lost_labels > 1e-2 * y.shape[0] + 3:
             raise ParameterError(
                 "skip",
                 f"must be larger with {self.layers} layers, got {self.skip}: {lost_labels} of {y.shape[0]} labels are so "
-                "close to 1/2 that double precision does not hold what they say (theory that needs no labels still holds)",
+                "close to 1/2 that double precision cannot resolve them (theory without labels still works)",
             )
 
     def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:

@@ -101,7 +101,7 @@ def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Lab
     if exact:
         runs = [integrate(network, u, omega, V, accuracy=ACCURACY, points=0, full=bool(free))]
     else:
-        # Labels of one call share the points of their posteriors, and part of their error: every scramble has points of its own.
+        # Labels of one call share the points of their posteriors and part of their error, so every scramble uses others.
         runs = deep.integrate(
             u, omega, V, network.skip, 0.0, POINTS, bool(free) or None, seed=scramble, gap=gap, runs=2
         )
@@ -124,7 +124,7 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
     known is much the same for all labels. The first ``FEWEST_LABELS`` of the labels say which it is.
     """
     if not is_exact(network):
-        # labels of all scrambles where the posterior is sampled
+        # total over all scrambles where the posterior is sampled
         return 2**12
     pilot = averages(network, Q, V, FEWEST_LABELS)
     relative = [0.0]
@@ -154,7 +154,7 @@ def averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
         collinear=1e-6,
     )
     if is_diagonal(Q, V):
-        # A label does not change with the sign of a layer: uncorrelated layers stay so, unknown ones unknown.
+        # A label does not depend on the sign of a layer: uncorrelated layers stay uncorrelated, unknown ones unknown.
         learned = np.diag(np.diagonal(Q) > 0.0)
         information, error = (np.where(learned, matrix, 0.0) for matrix in means[:2])
         means = means._replace(information=information, information_error=error)

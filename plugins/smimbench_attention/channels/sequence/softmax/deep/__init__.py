@@ -64,7 +64,7 @@ def integrate(
         difference = outputs[:, 0] - outputs[:, 1] if gap is None else to_host(gap)
         outputs = np.concatenate([outputs, difference[:, None]], axis=1)
     all_points = max(32, 1 << ((points // SCRAMBLES).bit_length() - 1))
-    # from this target on, an eighth of the points is tried first
+    # for this accuracy or worse, try an eighth of the points first
     trial_points = max(32, all_points // 8) if accuracy >= 1e-3 else all_points
     mixed = V[:-1, -1]
     slopes = np.linalg.solve(V[:-1, :-1], mixed)
@@ -76,7 +76,7 @@ def integrate(
     )
     rank = 0 if full is None else layers * tokens if full else layers
     sums = np.empty((n, runs, 3 + layers * tokens + rank**2))
-    # One layout only: each further one would be compiled again.
+    # One memory layout only: any other would be compiled separately.
     arrays = [np.require(array, np.float64, ["C", "W"]) for array in (outputs, to_host(omega))]
     sets = _sets(layers, tokens, trial_points, all_points, SCRAMBLES, seed, runs)
     integrate_samples(*arrays, law, float(accuracy), sets, bool(full), sums)
@@ -115,7 +115,7 @@ def _sets(layers: int, tokens: int, trial_points: int, all_points: int, scramble
         )
         return tuple(map(np.ascontiguousarray, portions)), sizes
 
-    # of the prior, the Gaussians and the gaps
+    # shares of the prior, the Gaussians and the gaps
     shares, pilot = ((2, 4, 2), (4, 0, 4)) if tokens == 2 else ((4, 4, 0), (8, 0, 0))
     return (
         drawn(0, 2 * PILOT, pilot, 1, 1),

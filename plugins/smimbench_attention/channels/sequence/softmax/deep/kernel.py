@@ -51,7 +51,7 @@ FEW_POINTS = 40.0
 
 @jit
 def _explore(t, sample, law, gaussians, points, sizes, seeds):
-    # Gaussians around points that do well, moved towards the maximum. Centers are drawn without replacement, with the square
+    # Gaussians around points of large weight, moved toward the maximum. Centers are drawn without replacement, with the square
     # roots of the weights as odds: bold, but not blind to small modes.
     size = law.root.shape[0] * law.tokens
     weakest, lowest = 0, -math.inf
@@ -63,7 +63,7 @@ def _explore(t, sample, law, gaussians, points, sizes, seeds):
             n = min(WIDTH, len(noise) - begin)
             draw(t, component, begin, n, sample, law, gaussians, points[component][0], sizes)
             for j in range(n):
-                # where every weight is zero any center is as good as another
+                # where all weights are zero, any center will do
                 height = 0.5 * max(t[WEIGHT, j], -1e300) + noise[begin + j]
                 if height > lowest:
                     seeds[weakest, 0], seeds[weakest, 1] = height, 1.0 if t[PLUS, j] >= t[MINUS, j] else -1.0
@@ -237,7 +237,7 @@ def _accumulate(t, begin, n, per_scramble, omega, law, full, sums):
             if full or k % tokens == i % tokens:
                 column = sums[2 + size + (k * rank + i if full else a * rank + b)]
                 _add_sums(weighted, t[SHIFT + i], begin, n, per_scramble, column)
-                if a == b or not law.diagonal:  # what the signs' own scatter adds
+                if a == b or not law.diagonal:  # contribution of the fluctuating signs
                     pair = t[PAIRS + a * layers + b]
                     for j in range(n):
                         spare[j] = 4.0 * weight[j] * pair[j] * z[j]
@@ -265,7 +265,7 @@ def _estimate(t, sample, law, gaussians, points, sizes, full, sums, estimates):
                 for scramble in range(SCRAMBLES):
                     sums[k, scramble] *= fade * fade if k == 1 else fade
             for j in range(n):
-                # arithmetic near the smallest numbers of floating point is slow
+                # arithmetic with subnormal numbers is slow
                 height = max(weight[j] - level, -100.0)
                 weight[j] = exp(height) if height > -100.0 else 0.0
             _accumulate(t, begin, n, sizes[component], omega, law, full, sums)

@@ -48,7 +48,7 @@ class LatentLaw(NamedTuple):
     slopes: Host  # (1, L - 1): E[dz_L | dw] = sum_l slopes_l dw_l
     noise: float  # conditional variance of z_L
     precision: Host  # V^{-1}
-    diagonal: bool  # whether V is
+    diagonal: bool  # whether V is diagonal
     variances: Host  # diag V
 
 
@@ -133,7 +133,7 @@ def _attention_of_three(query, key_1, key_2, skip):
 
 @jit
 def _solve_three(t, n, u, law):
-    # the same for one layer of three tokens before the last
+    # the same for three tokens and one layer before the last
     u_1, u_2, u_3 = u[0], u[1], u[2]
     for j in range(n):
         x, y, z = t[Z, j], t[Z + 1, j], t[Z + 2, j]
@@ -189,7 +189,7 @@ def integrand(t, n, sample, law):
 
 @jit
 def _draw_gaussians(t, begin, n, points, per_center, gaussians, size, tokens):
-    # a normal vector of size + tokens numbers without its part along the rows that ``_describe`` found
+    # a normal vector of size + tokens numbers without its component along the rows from ``_describe``
     for j in range(n):
         gaussian = gaussians[(begin + j) // per_center % CENTERS]
         for k in range(size):
@@ -229,13 +229,13 @@ def _draw_gaps(t, n, sample, law):
             t[XI + 2 * layer + 1],
             t[SPARE + layer],
         )
-        for m in range(2):  # the mean given the layers before
+        for m in range(2):  # the mean given the previous layers
             fill(t[Z + 2 * layer + m], n, omega[layer, m])
             for k in range(layer):
                 add(t[Z + 2 * layer + m], t[XI + 2 * k + m], n, law.root[layer, k])
         for j in range(n):
             by_size = uniform[j] < BY_SIZE
-            # the first half of a share has one sign, the second one the other
+            # the first half of a share is negative, the second half positive
             position = uniform[j] / BY_SIZE if by_size else (uniform[j] - BY_SIZE) / (1.0 - BY_SIZE)
             side = -1.0 if position < 0.5 else 1.0
             size = LARGEST_GAP * exp(ratio * (2.0 * position - (0.0 if position < 0.5 else 1.0)))
@@ -245,7 +245,7 @@ def _draw_gaps(t, n, sample, law):
                 singular = output_gap / max(abs(center + width * white) * determinant[j], TINY)
                 square = 4.0 * (singular - skip)
                 gap = side * math.sqrt(square if square > 0.0 else 1.0) / max(growth * determinant[j], TINY)
-                # no solution is looked for beyond 1e3: the law of a signal is far smaller
+                # solutions beyond 1e3 are ignored: signals are far smaller
                 exists = square > 0.0 and singular < 1e3 and abs(gap) < 1e3
             gap = side * size if by_size else gap if exists else 0.0
             t[EXISTS, j] = 1.0 if exists or by_size else 0.0

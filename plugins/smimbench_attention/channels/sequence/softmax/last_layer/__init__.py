@@ -58,7 +58,7 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
     v = np.diagonal(V)
     informed = np.flatnonzero(q[:-1])
     step = wanted_step(bool(q[-1] == 0), len(informed) > 0)
-    # nodes may stand twice as far apart as wanted
+    # nodes may be up to twice as far apart as desired
     if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY) > 2 * MOST_NODES:
         return False
     return len(informed) == 0 or bool(
@@ -75,9 +75,9 @@ class _Case(NamedTuple):
     known_layers: list[int]  # the layer before the last with an overlap, if there is one
     unknown_layers: list[int]  # the others before the last
     blind: bool  # whether the last layer has no overlap
-    informed: list[int]  # layers with an overlap: their information is wanted
-    pairs: list[tuple[int, int]]  # of layers without overlap: their susceptibility is wanted
-    labels: int  # of a scramble
+    informed: list[int]  # layers with an overlap, whose information is computed
+    pairs: list[tuple[int, int]]  # pairs of layers without overlap, whose susceptibility is computed
+    labels: int  # per scramble
 
 
 def case_of(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
@@ -136,10 +136,10 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
         places = [(0, a, a) for a in case.informed] + [(2, a, b) for a, b in case.pairs]
         for (kind, a, b), *estimate in zip(places, *controlled_mean(samples, controls)):
             means[kind : kind + 2, a, b] = means[kind : kind + 2, b, a] = estimate
-        # nodes, grids and tables: finer ones were seen to change as much as that
+        # error of nodes, grids and tables, measured with finer ones
         doubt = clipped + 3e-4
         means[1::2] = np.hypot(means[1::2], doubt * np.abs(means[::2]))
-    else:  # a label beyond the last node that fits none of them: its posterior is 0 / 0
+    else:  # the posterior of a label far beyond the last node is 0 / 0
         means[:] = np.nan
     means.flags.writeable = False
     return means

@@ -50,7 +50,7 @@ def posterior_moments(
     """
     n = len(ut)
     count = len(tables.nodes)
-    kind = np.float32  # all terms are positive: changes of 1e-6, a third of the time
+    kind = np.float32  # single precision: all terms are positive, so errors are 1e-6, in a third of the time
     stack = tables.sums.astype(kind, copy=False)
     amount = np.ones((n, 1), kind)
     if known_layer is not None:
@@ -70,7 +70,7 @@ def posterior_moments(
     place = np.clip((unit * gap)[:, None] * tables.nodes, -1e8, 1e8).astype(kind)
     u_1, u_2, omega_1, omega_2 = ((unit * x[:, m : m + 1]).astype(kind) for x in (ut, omega) for m in range(2))
     for sign in (kind(1), kind(-1)):
-        # z_1 = sign (first + place) and z_2 = sign (second - place)
+        # z_1 = sign (u_1 + place) and z_2 = sign (u_2 - place)
         e1 = place + (u_1 - sign * omega_1)
         e2 = (u_2 - sign * omega_2) - place
         e1, e2 = (e1, e2) if sign > 0 else (-e1, -e2)
@@ -78,7 +78,7 @@ def posterior_moments(
         e22 = e2 * e2
         f = _gaussian(e11)
         g = _gaussian(e22)
-        # all modes in one product: their amounts go with f, of which each mode has a copy
+        # all modes in one product: each mode has a copy of f, scaled by its amount
         forward_sums = (_times_factor(amount, f) @ forward).reshape(n, -1, count)
         by_f = g @ backward
         if known_layer is not None:

@@ -35,7 +35,7 @@ class IntegrationRule:
     full: bool  # all second moments instead of their three traces over tokens
     # Columns of an interval, and points of a column, to begin with; even. Doubled: twice the time, up to half the error.
     points: int
-    rounds: int = 9  # how often these are doubled at most
+    rounds: int = 9  # largest number of doublings of these
 
     @property
     def moments(self) -> int:
@@ -71,12 +71,12 @@ def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, ful
     half_square = math.log(1.0 / accuracy) + SPARE
     depth = xp.zeros_like(u[:, 0])
     moments, energy = _integrate_box(u, omega, rule, depth + half_square, depth)
-    # posterior energy beyond ``SPARE`` from which a sample is done again
+    # energy beyond ``SPARE`` above which a sample is integrated again
     poor = energy > SPARE + 2.5
     index = xp.nonzero(poor)[0]
     if index.shape[0] == 0:
         return moments
-    # They are few, and what becomes of which depends on their values: all of it on the host.
+    # These samples are few and branch on their values, so they are handled on the host.
     far_u, far_omega, far_energy = read_together(*(xp.take(array, index, axis=0) for array in (u, omega, energy)))
     rescued = _integrate_far_labels(far_u, far_omega, far_energy, rule, half_square)
     return put_tuple(moments, poor, LayerMoments(*(array_like(values, u) for values in rescued)))

@@ -125,7 +125,7 @@ def kernel(jit, inline, width, stride):
 
     @inline
     def padded(size):
-        # whole vectors: what stands beyond the last column repeats it, and is not read
+        # whole vectors: entries beyond the last column repeat it and are not read
         return 1 if stride == 1 else (size + 7) // 8 * 8
 
     @inline
@@ -173,7 +173,7 @@ def kernel(jit, inline, width, stride):
 
     @jit
     def place_columns(t, size, sample, problem):
-        # where there is nothing to integrate, right is not above left
+        # where there is nothing to integrate, upper is not above lower
         _, omega, reach, _ = sample
         v11, _, _, _, c = problem[:5]
         center, gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
@@ -274,7 +274,7 @@ def kernel(jit, inline, width, stride):
         for moment in range(number):
             for j in range(padded_size):
                 t[ROUND_SUMS + moment * stride + j] = 0.0
-        # Two points of all columns at a time: whole vectors of columns, and half as often a sum is fetched and put back.
+        # Two points of all columns at a time: whole vectors of columns, with half as many loads and stores of the sums.
         for pair in range(count // 2):
             place = 2.0 * pair
             if number == 15:
@@ -425,7 +425,7 @@ def host_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> 
     which the integrand is summed. Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their products, as
     ``_with_traces`` or ``_with_squares`` order them, and the relative error (n,) of the first.
     """
-    # One layout only: each further one would be compiled again.
+    # One memory layout only: any other would be compiled separately.
     arrays = [np.require(array, np.float64, ["C", "W"]) for array in (u, omega, reach, level)]
     sums, error = np.empty((rule.moments, u.shape[0])), np.empty(u.shape[0])
     _host_kernel(*arrays, rule.arguments, sums, error)
