@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
-    from smimbench.report.notebook import Loaded
+    from smimbench.report.notebook import Loaded, Rows
     from smimbench.report.results import Results
-    from smimbench.report.rows import Rows
     from smimbench.report.solved_theory import Theory
     from smimbench.run.answers import Memory
     from smimbench.run.store import Store
@@ -97,7 +96,7 @@ def run(
         show_progress(suite.name, 0, total)
         campaign.run(report, on_wait=warnings.warn)
         show_progress(f"theory of {suite.name}", 0, None)
-        return _solved(suite, store, (backend,))[0].rows
+        return _public(_solved(suite, store, (backend,))[0])
 
 
 def tune(
@@ -128,17 +127,20 @@ def tune(
 
 def show(suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)) -> Rows:
     """Rows of what has been run, with the theory that is stored; see ``run``."""
-    return _shown(*_opened(suite, results), backends).rows
-
-
-def _shown(suite: Suite, store: Store, backends: Sequence[str]) -> Results:
-    """Stored results and their rows, with the theory that is stored."""
     from smimbench.report.results import Results
 
-    results = Results(suite, store, backends)
-    if results.rows and results.answers.is_missing:
-        warnings.warn(f"not all theory of {suite.name} is stored; smimbench.run solves it", stacklevel=3)
-    return results
+    suite, store = _opened(suite, results)
+    stored = Results(suite, store, backends)
+    if stored.rows and stored.answers.is_missing:
+        warnings.warn(f"not all theory of {suite.name} is stored; smimbench.run solves it", stacklevel=2)
+    return _public(stored)
+
+
+def _public(results: Results) -> Rows:
+    """Rows as ``show --json`` has them."""
+    from smimbench.report.notebook import Rows
+
+    return Rows(row.document() for row in results.rows)
 
 
 def _solved(suite: Suite, store: Store, backends: Sequence[str]) -> tuple[Results, TheorySolver]:
@@ -171,8 +173,9 @@ def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[Jso
         ``z``, and how well corrections of order 1/D fit; see ``smimbench.report.extrapolation``.
     """
     from smimbench.report.extrapolation import extrapolated_rows
+    from smimbench.report.row import row_of
 
-    return extrapolated_rows(rows, target)
+    return [limit.document() for limit in extrapolated_rows([row_of(row) for row in rows], target)]
 
 
 def theory(

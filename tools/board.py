@@ -74,23 +74,22 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
     """
     found: dict[str, JsonObject] = {}
     for path in paths:
-        document, shared, _ = read_packed(path)
-        rows = [row for row in document["rows"] if not obstacle(row, shared)]
+        table, shared, _ = read_packed(path)
+        rows = [row for row in table.rows if not obstacle(row, shared)]
         for verdict in verdicts(rows):
-            inside = [
-                row for row in rows if row["problem"] == verdict["problem"] and row["dimension"] == verdict["dimension"]
-            ]
-            alphas = sorted({row["nominal_alpha"] for row in inside})
+            where = verdict["problem"], verdict["dimension"]
+            inside = [row for row in rows if (row.place.problem, row.place.dimension) == where]
+            alphas = sorted({row.place.nominal_alpha for row in inside})
             for one in verdict["contenders"]:
-                own = next(row for row in inside if row["algorithm"] == one["algorithm"])
-                contest = canonical_json([own["identity"]["problem"], alphas, verdict["dimension"], verdict["metric"]])
-                key = canonical_json([contest, own["identity"]["algorithm"]])
+                own = next(row for row in inside if row.place.algorithm == one["algorithm"])
+                contest = canonical_json([own.identity.problem, alphas, verdict["dimension"], verdict["metric"]])
+                key = canonical_json([contest, own.identity.algorithm])
                 entry = {**one, **{name: shared.get(name) for name in ("by", "written", "versions", "packages")}}
                 entry |= {
                     "key": contest,
                     "file": path.name,
-                    "interval": _interval(one, own["n"]),
-                    "cpu_seconds": own["cpu_seconds"],
+                    "interval": _interval(one, own.estimate.n),
+                    "cpu_seconds": own.cost.cpu_seconds,
                     "ranking": _ranking(one),
                 }
                 where = f"{verdict['dimension_letter']} = {verdict['dimension']}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
@@ -155,12 +154,12 @@ def _row(one: Mapping[str, Any]) -> dict[str, str]:
     return {
         "rank": "" if one["ranking"] == "by hand" else str(one["rank"]),
         "contender": one["algorithm"],
-        "error / optimal": ratio_words(one),
+        "error / optimal": ratio_words(one["ratio_to_bayes"], one["ratio_error"]),
         INTERVAL: " to ".join(number(end, 3) for end in one["interval"] or ()),
         "at 0": number(one["where_zero"], 3),
         "as predicted": prediction_cell(one),
         "CPU time per run": seconds(one["cpu_seconds"]),
-        "status": str(statuses(one)),
+        "status": str(statuses(one["status_counts"], one["moving"])),
         "date": time.strftime("%Y-%m-%d", time.gmtime(one["written"])),
         "version": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "who": one["by"],
@@ -195,8 +194,7 @@ def chart(path: Path) -> Chart:
             Panel(contest.replace(", alpha", ",\nalpha ="), "CPU seconds per run", "error / optimal",
                   [Series("Bayes-optimal", best), *series], x="cpu_seconds", xlog=True, ylog=True)
         )  # fmt: skip
-    document, *_ = read_packed(path)
-    return Chart("board", document["title"], panels)
+    return Chart("board", read_packed(path).table.title, panels)
 
 
 def packages(path: Path) -> list[str]:
@@ -208,8 +206,8 @@ def packages(path: Path) -> list[str]:
 
 def absent(path: Path) -> list[str]:
     """One line for each row of a file that is not on the board."""
-    document, shared, remarks = read_packed(path)
-    reasons = {f"{row['problem']}: {row['algorithm']}": obstacle(row, shared) for row in document["rows"]}
+    table, shared, remarks = read_packed(path)
+    reasons = {f"{row.place.problem}: {row.place.algorithm}": obstacle(row, shared) for row in table.rows}
     lines = [f"{where} is not on the board: {why}" for where, why in reasons.items() if why]
     return [f"{path}: {line}" for line in (*lines, *(one for one in remarks if one != UNVERIFIABLE))]
 

@@ -142,7 +142,7 @@ def page(name: str, document: dict[str, Any], shared: dict[str, Any], figures: l
         {
             "problem": verdict["problem"],
             "algorithm": one["algorithm"],
-            "error / optimal": ratio_words(one),
+            "error / optimal": ratio_words(one["ratio_to_bayes"], one["ratio_error"]),
             "at 0": one["where_zero"],
             "as predicted": one["prediction"] or "none",
             "runs at 5%": "" if one["near_fraction"] is None else f"{one['near_fraction']:.0%}",
@@ -179,10 +179,10 @@ def make(name: str) -> None:
     smimbench("run", name, *options(name), "--results", str(WORK), "--workers", "1", "--no-figure", "--quiet")
     file = FOLDER / f"{name}.json"
     smimbench("show", name, *options(name), "--results", str(WORK), "--quiet", "--json", "--pack", str(file))
-    document, shared, _ = read_packed(file)
+    table, shared, _ = read_packed(file)
     records = Store(WORK / name).load().values()
     seconds = sum((record.get("timing") or {}).get("cpu_seconds") or 0.0 for record in records)
-    (FOLDER / f"{name}.md").write_text(page(name, document, shared, draw(name), seconds), encoding="utf-8")
+    (FOLDER / f"{name}.md").write_text(page(name, table.document(), shared, draw(name), seconds), encoding="utf-8")
     print(f"{name}: {seconds:.0f} s of one core", flush=True)  # noqa: T201
 
 

@@ -6,6 +6,7 @@ import math
 import textwrap
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.cli.options import Request
-    from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
-    from smimbench.report.results import Results
+    from smimbench.report.results import Results, ResultsTable
+    from smimbench.report.row import Row, StillMoving
 
 
 def stored_results(request: Request, backends: Sequence[str] = (), *, any_code: bool = False) -> Results:
@@ -67,7 +68,7 @@ def charts_of(results: Results) -> list[Chart]:
         profile_chart(results),
         phase_chart(suite, answers),
         spectrum_chart(results),
-        *size_charts(suite, results.extrapolated),
+        *size_charts(suite, results.table.extrapolated),
     ]
     return [chart for chart in found if chart is not None]
 
@@ -100,7 +101,7 @@ def _nothing_of(request: Request, results: Results) -> str:
     return f"{'; '.join(parts)}; run 'smimbench run {named}' first"
 
 
-def kept_document(request: Request, reason: str) -> tuple[JsonObject, Path] | None:
+def kept_table(request: Request, reason: str) -> tuple[ResultsTable, Path] | None:
     """Stored table and its folder, with a remark, of a finished run whose suite cannot be read because an item is missing."""
     from smimbench.report.packed import read_packed
     from smimbench.report.stored_table import TABLE
@@ -114,24 +115,22 @@ def kept_document(request: Request, reason: str) -> tuple[JsonObject, Path] | No
     if path.suffix == ".toml" and unless(ValueError, read_text, path) != found[0].shared["text"]:
         return None
     try:
-        document, *_ = read_packed(found[0].folder / TABLE)
+        table, *_ = read_packed(found[0].folder / TABLE)
     except SuiteError:  # there is none that can be trusted
         return None
     written = time.strftime("%Y-%m-%d %H:%M", time.localtime(found[0].shared.get("written", 0)))
     request.remark([f"{reason}; shown is the table as it was made on {written}"])
-    return document, found[0].folder
+    return table, found[0].folder
 
 
-def compare_with(document: JsonObject, name: str | None) -> None:
-    """Compare the algorithms of a table with this one; an error if there is no such algorithm."""
-    from smimbench.report.verdict import verdicts
-
+def compare_with(table: ResultsTable, name: str | None) -> ResultsTable:
+    """The table with its algorithms compared with this one; an error if there is no such algorithm."""
     if name is None:
-        return
-    document["verdicts"] = verdicts(document["rows"], name)
-    names = sorted({one["algorithm"] for verdict in document["verdicts"] for one in verdict["contenders"]})
+        return table
+    names = sorted({one["algorithm"] for verdict in table.verdicts for one in verdict["contenders"]})
     if name not in names:
         raise click.BadParameter(f"no algorithm {name!r} here; choose from {', '.join(names)}", param_hint="--against")
+    return replace(table, against=name)
 
 
 def present(results: Results, request: Request, *, against: str | None) -> int:
@@ -139,32 +138,32 @@ def present(results: Results, request: Request, *, against: str | None) -> int:
     from smimbench.report.stored_table import TABLE, write_table
     from smimbench.run.store import Store
 
-    document = results.document()
-    write_table(results.folder / TABLE, document, Store(results.folder).read_shared())
+    table = results.table
+    write_table(results.folder / TABLE, table, Store(results.folder).read_shared())
     try:
-        compare_with(document, against)
+        table = compare_with(table, against)
     except click.BadParameter as error:  # said, but no reason to hide what was run
         request.remark([error.format_message()])
     if request.as_json:
-        print_json(document)
+        print_json(table.document())
     else:
-        _print_outcome(document, request, results.folder)
-    return _exit_code(document)
+        _print_outcome(table, request, results.folder)
+    return _exit_code(table)
 
 
 LINES = 20
 """Lines with which a run ends, apart from those of the figure: a screen has 24."""
 
 
-def _print_outcome(document: JsonObject, request: Request, folder: Path) -> None:
+def _print_outcome(table: ResultsTable, request: Request, folder: Path) -> None:
     """Print what a run says: verdicts, its other algorithms, remarks and where the rest is, on one screen."""
     from smimbench.report.tables import status_line
 
     console = make_console()
-    _print_title(console, document)
-    used = 3 + _print_verdicts(console, document, LINES - 8)
+    _print_title(console, table)
+    used = 3 + _print_verdicts(console, table, LINES - 8)
     if not request.quiet:
-        remarks = _remarks(console, document, request)
+        remarks = _remarks(console, table, request)
         for shown, line in enumerate(remarks):
             used += max(line.count("\n") + 1, -(-len(line) // console.width))
             if shown and used > LINES:
@@ -173,17 +172,17 @@ def _print_outcome(document: JsonObject, request: Request, folder: Path) -> None
                 )
                 break
             console.print(line, style="yellow", markup=False, soft_wrap=True)
-    console.print(status_line(document["status_counts"], document["missing"]))
+    console.print(status_line(table.status_counts, table.missing))
     console.print(f"tables:  {request.typed('show')} (--figures: all figures)", soft_wrap=True, markup=False)
     console.print(f"results: {folder}", soft_wrap=True)
 
 
-def _print_verdicts(console: Console, document: JsonObject, most: float = math.inf) -> int:
+def _print_verdicts(console: Console, table: ResultsTable, most: float = math.inf) -> int:
     """Print the verdict on every problem and its other algorithms, in ``most`` lines; returns how many there were."""
     from smimbench.report.verdict import REFUSED, contender_line, verdict_line
 
     used = unnamed = 0
-    for verdict in document["verdicts"]:
+    for verdict in table.verdicts:
         first, *others = verdict["contenders"] or [{}]
         line = textwrap.fill(verdict_line(verdict), console.width, subsequent_indent="    ")
         console.print(line, style="green", markup=False)
@@ -201,68 +200,68 @@ def _print_verdicts(console: Console, document: JsonObject, most: float = math.i
     return used
 
 
-def _print_title(console: Console, document: JsonObject) -> None:
-    console.print(document["title"], style="bold")
-    if missing := document["missing"]:
-        total = missing + sum(document["status_counts"].values())
-        console.print(f"{total - missing} of {total} cells have been run: what follows may change", style="yellow")
+def _print_title(console: Console, table: ResultsTable) -> None:
+    console.print(table.title, style="bold")
+    if table.missing:
+        finished = sum(table.status_counts.values())
+        total = table.missing + finished
+        console.print(f"{finished} of {total} cells have been run: what follows may change", style="yellow")
 
 
-def _exit_code(document: JsonObject) -> int:
-    counts, missing = document["status_counts"], document["missing"]
+def _exit_code(table: ResultsTable) -> int:
+    counts = table.status_counts
     bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
-    bad += any(one["below_optimum"] for verdict in document["verdicts"] for one in verdict["contenders"])
-    return NOT_OK if bad or missing or document.get("left_out") or not counts.get("ok") else OK
+    bad += any(one["below_optimum"] for verdict in table.verdicts for one in verdict["contenders"])
+    return NOT_OK if bad or table.missing or table.left_out or not counts.get("ok") else OK
 
 
-def present_document(document: JsonObject, request: Request, folder: Path, *, full: bool = False) -> int:
-    """Print a document as ``show`` does, and return the exit code."""
+def present_table(table: ResultsTable, request: Request, folder: Path, *, full: bool = False) -> int:
+    """Print a table as ``show`` does, and return the exit code."""
     from smimbench.backend import machine
     from smimbench.report import tables
 
-    rows = document["rows"]
     if request.as_json:
-        print_json(document)
+        print_json(table.document())
     else:
         console = make_console()
-        _print_title(console, document)
-        if document.get("description"):
-            console.print(document["description"])
-        _print_verdicts(console, document)
+        _print_title(console, table)
+        if table.description:
+            console.print(table.description)
+        _print_verdicts(console, table)
         console.print()
         shown = (
-            *tables.contender_tables(document["verdicts"]),
-            *(tables.summary_tables(document["summary"]) if len(document["verdicts"]) > 1 else ()),
-            *tables.error_tables(rows, full=full),
-            *tables.extrapolated_tables(document["extrapolated"]),
-            *tables.learning_tables(rows),
-            *tables.diagnostic_tables(rows),
-            *tables.runtime_tables(rows, machine.fingerprint(), full=full),
+            *tables.contender_tables(table.verdicts),
+            *(tables.summary_tables(table.summary) if len(table.verdicts) > 1 else ()),
+            *tables.error_tables(table.rows, full=full),
+            *tables.extrapolated_tables(table.extrapolated),
+            *tables.learning_tables(table.rows),
+            *tables.diagnostic_tables(table.rows),
+            *tables.runtime_tables(table.rows, machine.fingerprint(), full=full),
         )
         print_tables(console, shown)
         if not request.quiet:
-            for line in _remarks(console, document, request):
+            for line in _remarks(console, table, request):
                 console.print(line, style="yellow", soft_wrap=True, markup=False)
-        console.print(tables.status_line(document["status_counts"], document["missing"]))
+        console.print(tables.status_line(table.status_counts, table.missing))
         console.print(f"results: {folder}", soft_wrap=True)
-    return _exit_code(document)
+    return _exit_code(table)
 
 
-def _remarks(console: Console, document: JsonObject, request: Request) -> list[str]:
+def _remarks(console: Console, table: ResultsTable, request: Request) -> list[str]:
     """What a reader of the tables should know, first why cells did not end well: that is copied, and not broken into lines."""
     from smimbench.report.labels import place
     from smimbench.report.tables import missing_values, other_version_lines
 
-    rows = document["rows"]
+    rows = table.rows
     reasons = _reasons(rows)
     more = [f"... and {len(reasons) - 20} more reasons (--json has all)"] if len(reasons) > 20 else []
-    notes = sorted({f"{row['algorithm']}: note: {warning}" for row in rows for warning in row["warnings"]})
+    notes = sorted({f"{row.place.algorithm}: note: {warning}" for row in rows for warning in row.runs.warnings})
     last = []
-    if again := sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")}):
+    if again := sorted({name for row in rows for name in row.runs.status_counts if name in ("failed", "timeout")}):
         last.append(" ".join(["once that is fixed:", request.typed("run"), *(f"--retry {name}" for name in again)]))
-    if restarts := sum({place(row): row["restarts"] for row in rows}.values()):
+    if restarts := sum({place(row): row.runs.restarts for row in rows}.values()):
         last.append(f"{restarts} runs were restarted once, more cautiously")
-    others = other_version_lines(document["other_versions"], document["missing"] > 0)
+    others = other_version_lines(table.other_versions, table.missing > 0)
     about = [
         textwrap.fill(line, console.width, break_on_hyphens=False) for line in (*missing_values(rows), *_moving(rows))
     ]
@@ -272,18 +271,18 @@ def _remarks(console: Console, document: JsonObject, request: Request) -> list[s
 _ENDED = {"failed": "failed", "diverged": "diverged", "not-converged": "did not converge", "timeout": "timed out"}
 
 
-def _reasons(rows: Sequence[JsonObject]) -> list[str]:
+def _reasons(rows: Sequence[Row]) -> list[str]:
     """One line for every reason why cells of an algorithm did not end well, with the number of cells."""
     from smimbench.report.labels import grouped, kind_of, place
 
     cells: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str, str], str] = {}
-    for row in {place(row): row for row in sorted(rows, key=lambda r: r["alpha"])}.values():
-        for status, count in row["status_counts"].items():
-            cells[row["algorithm"], status] += count
-        for line in row["reasons"]:
+    for row in {place(row): row for row in sorted(rows, key=lambda r: r.place.alpha)}.values():
+        for status, count in row.runs.status_counts.items():
+            cells[row.place.algorithm, status] += count
+        for line in row.runs.reasons:
             status, _, reason = line.partition(": ")
-            first.setdefault((row["algorithm"], status, kind_of(line)), f"at alpha {row['alpha']:.4g}: {reason}")
+            first.setdefault((row.place.algorithm, status, kind_of(line)), f"at alpha {row.place.alpha:.4g}: {reason}")
     lines = []
     for (algorithm, status), same in grouped(sorted(first, key=lambda key: key[:2]), lambda key: key[:2]).items():
         count = cells[algorithm, status]
@@ -293,18 +292,17 @@ def _reasons(rows: Sequence[JsonObject]) -> list[str]:
     return lines
 
 
-def _moving(rows: Sequence[JsonObject]) -> list[str]:
+def _moving(rows: Sequence[Row]) -> list[str]:
     """One line per algorithm and problem whose error was still changing at the last step, where it changed most."""
-    most: dict[tuple[str, str], JsonObject] = {}
-    moving = [row for row in rows if row["still_moving"]]
-    for row in sorted(moving, key=lambda row: abs(row["still_moving"]["change"])):
-        most[row["problem"], row["algorithm"]] = row
+    most: dict[tuple[str, str], tuple[float, StillMoving]] = {}
+    changes = [(row.place, row.runs.still_moving) for row in rows if row.runs.still_moving]
+    for at, moving in sorted(changes, key=lambda pair: abs(pair[1].change)):
+        most[at.problem, at.algorithm] = at.alpha, moving
     return [
-        f"{problem}: {algorithm}: the error still moved at the last step, by {found['change']:+.0%} from the second last 15% of "
-        f"the steps to the last at alpha {row['alpha']:.4g}"
-        + (f"; on the way it was {found['lowest']:.2g} times the last" if found["change"] > 0 else "")
-        for (problem, algorithm), row in most.items()
-        for found in (row["still_moving"],)
+        f"{problem}: {algorithm}: the error still moved at the last step, by {moving.change:+.0%} from the second last 15% of "
+        f"the steps to the last at alpha {alpha:.4g}"
+        + (f"; on the way it was {moving.lowest:.2g} times the last" if moving.change > 0 else "")
+        for (problem, algorithm), (alpha, moving) in most.items()
     ]
 
 

@@ -357,7 +357,7 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
         answers = solver.answer(point_questions(points))
     rows = rows_of_points(suite, points, records, answers, {})
     if request.as_json:
-        print_json({"suite": suite.name, "rows": rows})
+        print_json({"suite": suite.name, "rows": [row.document() for row in rows]})
     else:
         for table in error_tables(rows):
             make_console().print(table, crop=False)

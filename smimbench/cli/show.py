@@ -37,9 +37,9 @@ from smimbench.cli.results import (
     charts_of,
     compare_with,
     draw_figures,
-    kept_document,
+    kept_table,
     name_figures,
-    present_document,
+    present_table,
     remark_missing_theory,
     save_charts,
     stored_results,
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smimbench.files import JsonObject
-    from smimbench.report.results import Results
+    from smimbench.report.results import Results, ResultsTable
+    from smimbench.report.row import Row
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import Suite
 
@@ -309,22 +310,21 @@ def show(
 
     if request.as_json + as_csv + markdown + latex > 1:
         raise click.UsageError("choose one of --json, --csv, --markdown and --latex")
-    document, shared, folder, results = _table_of(request, backends)
+    table, shared, folder, results = _table_of(request, backends)
     if pack is not None:
         _write_pack(pack, results, shared)
-    rows, limits = document["rows"], document["extrapolated"]
     if as_csv or markdown:
-        print_data((text_files.as_csv if as_csv else text_files.as_markdown)(rows, limits))
+        print_data((text_files.as_csv if as_csv else text_files.as_markdown)(table.document()))
         return OK
     if figures and results is None:
         raise click.UsageError("figures need the results and plugins themselves, not only their table")
-    compare_with(document, against)
+    table = compare_with(table, against)
     if latex:
-        if not (tables := contender_tables(document["verdicts"], latex_table)):
+        if not (tables := contender_tables(table.verdicts, latex_table)):
             raise click.UsageError("--latex has no table: no problem here was run with two algorithms")
         print_data("\n\n".join(tables) + "\n")
         return OK
-    code = present_document(document, request, folder, full=full)
+    code = present_table(table, request, folder, full=full)
     if figures and results is not None:
         draw_figures(results, request, width=width)
     return code
@@ -338,7 +338,7 @@ def _write_pack(path: Path, results: Results | None, shared: JsonObject) -> None
     write_packed(path, results, shared)
 
 
-def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, JsonObject, Path, Results | None]:
+def _table_of(request: Request, backends: Sequence[str]) -> tuple[ResultsTable, JsonObject, Path, Results | None]:
     """The table, ``run.json``, location and, unless only the table is there, results of what was asked for."""
     from smimbench.report.packed import is_packed, read_packed
     from smimbench.run.store import Store
@@ -348,17 +348,17 @@ def _table_of(request: Request, backends: Sequence[str]) -> tuple[JsonObject, Js
     if is_packed(path):
         if request.overrides or request.only or backends:
             raise click.UsageError(f"{path} is a finished table: --set, --add, --only and --backend cannot change it")
-        document, shared, remarks = read_packed(path)
+        table, shared, remarks = read_packed(path)
         request.remark(f"{path}: {remark}" for remark in remarks)
-        return document, shared, path, None
+        return table, shared, path, None
     try:
         results = stored_results(request, backends)
-        table = results.document()
+        table = results.table
         remark_missing_theory(results, request)
         return table, Store(results.folder).read_shared(), results.folder, results
     except SuiteError as error:
         # A plugin may be missing that was there when all this was run.
-        kept = kept_document(request, str(error))
+        kept = kept_table(request, str(error))
         if kept is None:
             raise
         table, folder = kept
@@ -401,7 +401,7 @@ def _runs_in(path: Path) -> dict[tuple[str, str], Path]:
     return found
 
 
-def _rows_at(path: Path, request: Request) -> tuple[list[JsonObject], list[str]]:
+def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
     """Rows of a packed file or of a folder, and a line for each item that is not installed here, whose rows are not among them.
 
     A folder has the table made by its last run, a pack has records alone.
@@ -411,19 +411,19 @@ def _rows_at(path: Path, request: Request) -> tuple[list[JsonObject], list[str]]
     from smimbench.suite.reader import LEFT_OUT
 
     if path.is_file():
-        document, _, remarks = read_packed(path)
-        return document["rows"], [f"{path}: {remark}" for remark in remarks if remark.startswith(LEFT_OUT)]
+        packed, _, remarks = read_packed(path)
+        return packed.rows, [f"{path}: {remark}" for remark in remarks if remark.startswith(LEFT_OUT)]
     request = replace(request, name=str(path))
     try:
         results = stored_results(request, any_code=True)
         unmade = [remark for remark in results.suite.remarks if remark.startswith(LEFT_OUT)]
-        if unmade and (table := kept_document(request, "; ".join(unmade))):
-            return table[0]["rows"], []
+        if unmade and (table := kept_table(request, "; ".join(unmade))):
+            return table[0].rows, []
         return results.rows, [f"{path}: {remark}" for remark in unmade]
     except (SuiteError, click.UsageError) as error:
-        if (table := kept_document(request, str(error))) is None:
+        if (table := kept_table(request, str(error))) is None:
             raise
-        return table[0]["rows"], []
+        return table[0].rows, []
 
 
 @command(
@@ -443,7 +443,7 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
     Either may be a file that show --pack wrote, or a folder of such files: nothing is run again. Rows of the same problem,
     algorithm and parameters belong together, whatever code made them.
     """
-    from smimbench.report.comparison import ONE_SIDED, compare_rows, exceeds, overall_changes
+    from smimbench.report.comparison import ONE_SIDED, RowChange, compare_rows, exceeds, overall_changes
     from smimbench.report.tables import changed_code_lines, comparison_tables, one_sided_lines, overall_lines
 
     if fail_over is not None and not math.isfinite(fail_over):
@@ -454,35 +454,39 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
     common = [key for key in old if key in new]
     if not common:
         raise click.UsageError(f"{before} and {after} contain no suite that was run with the same settings in both")
-    entries: list[JsonObject] = []
+    changes: list[RowChange] = []
     left_out: list[str] = []
     for key in common:
         (old_rows, old_unmade), (new_rows, new_unmade) = (_rows_at(side[key], request) for side in (old, new))
-        rows = [old_rows, new_rows]
         left_out += [*old_unmade, *new_unmade]
         if len(common) > 1:
-            rows = [[{**row, "problem": f"{key[0]}: {row['problem']}"} for row in side] for side in rows]
-        entries += compare_rows(*rows)
-    if all(entry["verdict"] in ONE_SIDED for entry in entries):
+            old_rows, new_rows = (
+                [row.labeled(f"{key[0]}: {row.place.problem}", row.place.algorithm) for row in side]
+                for side in (old_rows, new_rows)
+            )
+        changes += compare_rows(old_rows, new_rows)
+    if all(change.judgment.verdict in ONE_SIDED for change in changes):
         raise click.UsageError(f"{before} and {after} have no results for the same problem and algorithm to compare")
     alone = [str(path) for side in (old, new) for key, path in side.items() if key not in common]
     request.remark(f"{line}; not compared" for line in (*left_out, *(f"{path} has no counterpart" for path in alone)))
-    overall = overall_changes(entries)
-    missing = [entry for entry in entries if entry["verdict"] in ONE_SIDED]
+    overall = overall_changes(changes)
+    missing = [change for change in changes if change.judgment.verdict in ONE_SIDED]
     limit = math.inf if fail_over is None else fail_over
-    worse, worse_overall = ([one for one in side if exceeds(one, limit)] for side in (entries, overall))
+    worse = [change for change in changes if exceeds(change.judgment, limit, change.time_percent)]
+    worse_overall = [change for change in overall if exceeds(change.judgment, limit)]
     failing = 0 if fail_over is None else len(worse) + len(worse_overall) + len(alone) + len(left_out)
     if request.as_json:
         lost = {"missing": len(missing), "alone": alone, "left_out": left_out}
-        print_json({"rows": entries, "overall": overall, **lost, "failing": failing})
+        rows, means = ([change.document() for change in side] for side in (changes, overall))
+        print_json({"rows": rows, "overall": means, **lost, "failing": failing})
         return NOT_OK if failing else OK
     console = make_console()
-    print_tables(console, comparison_tables(entries))
-    for line in (*changed_code_lines(entries), *overall_lines(overall), *one_sided_lines(missing, before, after)):
+    print_tables(console, comparison_tables(changes))
+    for line in (*changed_code_lines(changes), *overall_lines(overall), *one_sided_lines(missing, before, after)):
         console.print(line, soft_wrap=True)
     if fail_over is not None:
         count, more = len(worse) - len(missing), f"worse by more than {fail_over:g}%"
-        console.print(f"{count} of {len(entries) - len(missing)} rows are {more}", style="red" if count else "green")
+        console.print(f"{count} of {len(changes) - len(missing)} rows are {more}", style="red" if count else "green")
         if worse_overall:
             console.print(f"{len(worse_overall)} of {len(overall)} means over rows are {more}", style="red")
     return NOT_OK if failing else OK

@@ -98,12 +98,12 @@ def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -
     if (written := verified_files(tables)).checked:
         parts["tables"] = written
     if (table := folder / TABLE) in tables and not written.wrong:
-        written.wrong += verified_table(table, read_packed(table).document, results.document())
+        written.wrong += verified_table(table, read_packed(table).table, results.table)
     elif table not in tables and results.pairs:
         parts["files"].remarks.append(f"{table} is missing; the same 'smimbench run' writes it again")
     if packs := packed_under(store.folder.parent):
         parts["packs"] = verified_files(packs)
-    results.document()
+    _ = results.rows  # so that all theory that they need has been asked for
     parts["files"].missing += [
         f"{file} is missing; 'smimbench theory' solves it" for file in results.answers.missing_files
     ]
@@ -159,14 +159,14 @@ def _verified_pack(request: Request, cells: int, seed: int, *, theory: bool) -> 
     if pack["packed"] == stored_table.FORMAT:
         changes = shared.get("overrides", []), shared.get("only", [])
         suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *changes, stored=True)
-        rows = read_packed(path)[0]["rows"]
+        rows = read_packed(path).table.rows
         suite = suite.with_choices(shared)
         parts["cells run again"] = stored_table.rerun_values(path, rows, shared, suite, count=cells, seed=seed)
         return parts
     submitted = "by" in shared
     with unpacked(path, pack) as results:
         _add_missing(parts["packs"], results)
-        results.document()
+        _ = results.rows
         if results.answers.is_missing:
             parts["packs"].missing.append(f"{path}: not all theory of its rows is there")
         parts |= _verified_scores(results)
@@ -202,6 +202,6 @@ def submit(request: Request, by: str, output: Path) -> int:
     write_packed(output, results, shared, left_out=left_out, trajectories=False)
     request.remark(f"{problem}: {algorithm} is left out: {why}" for (problem, algorithm), why in left_out.items())
     if not request.quiet:
-        count = sum((row["problem"], row["algorithm"]) not in left_out for row in results.rows)
+        count = sum((row.place.problem, row.place.algorithm) not in left_out for row in results.rows)
         click.echo(f"wrote {output}: {count} rows; to see whether they hold: smimbench verify {output}")
     return OK

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.report.results import Results
+    from smimbench.report.row import Row
     from smimbench.suite.cells import Cell, Suite
 
 
-def obstacle(row: JsonObject, shared: JsonObject) -> str:
+def obstacle(row: Row, shared: JsonObject) -> str:
     """Why a row cannot be run again by anybody; empty if it can.
 
     Parameters
@@ -35,15 +36,15 @@ def obstacle(row: JsonObject, shared: JsonObject) -> str:
         return "it does not say which smimbench made it"
     if str(shared.get("git_commit")).endswith("-dirty"):
         return f"smimbench had changes that no commit has ({shared['git_commit']})"
-    if row["backend"] != "numpy":
-        return f"{row['backend']} made it, not numpy"
-    if row["settings"] == ORACLE:
+    if row.place.backend != "numpy":
+        return f"{row.place.backend} made it, not numpy"
+    if row.place.settings == ORACLE:
         return "it starts near the teacher, which contenders may not"
-    if set(row["status_counts"]) <= {"skipped"}:
+    if set(row.runs.status_counts) <= {"skipped"}:
         return "it is not for this problem"
-    if "timeout" in row["status_counts"]:
+    if "timeout" in row.runs.status_counts:
         return "a clock ended some of its runs"
-    for item in _third_party(row["identity"]):
+    for item in _third_party([row.identity.problem, row.identity.algorithm]):
         if "source" not in item:
             return f"the code of {item['name']} is not known"
         if item["distribution"] not in shared.get("packages", {}):
@@ -53,6 +54,8 @@ def obstacle(row: JsonObject, shared: JsonObject) -> str:
 
 def _third_party(identity: Any) -> list[JsonObject]:
     """Specifications of the items of third parties in nested tables."""
+    if isinstance(identity, list):
+        return [item for table in identity for item in _third_party(table)]
     if not isinstance(identity, dict):
         return []
     inner = [item for value in identity.values() for item in _third_party(value)]
@@ -68,7 +71,7 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
         If the suite is not finished, its cells are of several versions, or no row can be run again.
     """
     suite = results.suite
-    if missing := results.document()["missing"]:
+    if missing := results.table.missing:
         raise SuiteError(suite.file, "", f"{missing} cells have not been run")
     made = {canonical_json(record["versions"]) for _, record in results.pairs}
     if made != {canonical_json(shared["versions"])}:
@@ -77,7 +80,11 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
         )
     machines = {record["timing"]["machine"] for _, record in results.pairs}
     choices = [read_choice(search, results.store) for search in searches(suite)]
-    third_party = [item["distribution"] for row in results.rows for item in _third_party(row["identity"])]
+    third_party = [
+        item["distribution"]
+        for row in results.rows
+        for item in _third_party([row.identity.problem, row.identity.algorithm])
+    ]
     shared = {
         **shared,
         "by": by,
@@ -85,7 +92,7 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
         "packages": installed(sorted({*third_party})),
         "searches": [choice for choice in choices if choice],
     }
-    reasons = {(row["problem"], row["algorithm"]): obstacle(row, shared) for row in results.rows}
+    reasons = {(row.place.problem, row.place.algorithm): obstacle(row, shared) for row in results.rows}
     left_out = {place: reason for place, reason in reasons.items() if reason}
     if len(left_out) == len(reasons):
         (problem, algorithm), reason = next(iter(left_out.items()))
@@ -93,13 +100,13 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
     return {**shared, "left_out": [list(place) for place in left_out]}, left_out
 
 
-def verified(path: Path, rows: Sequence[JsonObject], shared: JsonObject, suite: Suite) -> Verification:
+def verified(path: Path, rows: Sequence[Row], shared: JsonObject, suite: Suite) -> Verification:
     """Check that all rows can be run again by anybody, and that tuned settings are those of the searches in the file."""
     verification = Verification()
     stored = {digest_of(search): search for search in shared.get("searches", [])}
     asked = {search.place: plain(search.question) for search in searches(suite)} if stored else {}
     tuned = {cell.place[:2]: cell for cell in suite.cells("numpy") if cell.tuning}
-    for (problem, algorithm), members in grouped(rows, lambda row: (row["problem"], row["algorithm"])).items():
+    for (problem, algorithm), members in grouped(rows, lambda row: (row.place.problem, row.place.algorithm)).items():
         reason = obstacle(members[0], shared)
         lines = [f"cannot be run again: {reason}"] if reason else []
         if (cell := tuned.get((problem, algorithm))) and cell.tuning:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from smimbench.files import JsonObject
+    from smimbench.report.extrapolation import Limit
+    from smimbench.report.row import Epsilon, LearnedSequence, LearningFactor, Row
 
 FEW = 4
 """Runs below which z is marked: the standard error of three runs is off by half. Doubled, most quick suites are marked."""
@@ -82,19 +83,18 @@ def marked_z(z: float | None, n: int | None) -> str:
     return signed(z, ".1f", 1000, ".0e") + ("?" if z is not None and n is not None and n < FEW else "")
 
 
-def statuses(row: JsonObject) -> Text:
-    """All statuses of a row (in color unless ok), and how many runs were still changing at their last step."""
+def statuses(counts: Mapping[str, int], moving: int) -> Text:
+    """Number of runs per status (in color unless ok), and how many runs were still changing at their last step."""
     text = Text()
-    for i, (name, count) in enumerate(sorted(row["status_counts"].items(), key=lambda kv: kv[0] != "ok")):
+    for i, (name, count) in enumerate(sorted(counts.items(), key=lambda kv: kv[0] != "ok")):
         text.append(" " if i else "").append(f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red")
-    if moving := row.get("moving") or (row.get("still_moving") or {}).get("runs"):
+    if moving:
         text.append(f" ({moving} moving)", style="yellow")
     return text
 
 
-def ratio_words(one: JsonObject) -> str:
+def ratio_words(ratio: float | None, error: float | None = None) -> str:
     """Error divided by the optimal error, with its standard error if known; blank if there is none."""
-    ratio, error = one["ratio_to_bayes"], one.get("ratio_error")
     if ratio is None or error is None:
         return percent(ratio, ".4g")
     digits = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
@@ -106,51 +106,45 @@ def percent(value: float | None, form: str = ".0%") -> str:
     return "" if value is None else format(value, form)
 
 
-def _near(row: JsonObject, epsilon: str = "0.05") -> JsonObject:
-    found: JsonObject = row["time_to_theory"][epsilon]
-    return found
+def _time_near(epsilon: Epsilon, row: Row) -> str:
+    """Time until the error is so near to the optimum; blank if it is not known whether a run reached it."""
+    near = row.cost.near[epsilon]
+    return seconds(near.seconds) or ("" if near.fraction is None else "never")
 
 
-def never(near: JsonObject) -> str:
-    """Text in place of a time to reach the optimal error; blank if it is not known whether a run reached it."""
-    return "" if near["fraction"] is None else "never"
-
-
-def _sized(row: JsonObject) -> str:
-    if row["metric"] != "mse" or not row["bayes"]:
+def _sized(row: Row) -> str:
+    if row.metric != "mse" or not row.optimum.limit:
         return ""
-    return LIMIT if row["optimum_source"] == LIMIT else number(row["optimum"])
+    return LIMIT if row.optimum.source == LIMIT else number(row.optimum.value)
 
 
 def _of_peak(share: float | None, ceiling: str) -> str:
     return "" if share is None else f"{100 * share:.0f}% {'x' if ceiling == 'products' else 'r'}"
 
 
-def _z(row: JsonObject) -> float | None:
+def _z(row: Row | Limit) -> str:
     """Standardized distance from the prediction, or from the optimal value if there is no other prediction."""
-    predicted = row.get("own_theory") is not None or row.get("no_theory")
-    found: float | None = row.get("own_z") if predicted else row["z"]
-    return found
+    predicted = row.prediction.value is not None or row.prediction.reason
+    return marked_z(row.prediction.z if predicted else row.theory.z, row.estimate.n)
 
 
-def _sequences(order: JsonObject) -> str:
-    return ", ".join(f"{' '.join(map(str, one['layers'])) or 'none'} ({one['runs']})" for one in order["sequences"][:3])
+def _sequences(sequences: Sequence[LearnedSequence]) -> str:
+    return ", ".join(f"{' '.join(map(str, one.layers)) or 'none'} ({one.runs})" for one in sequences[:3])
 
 
-def _last_over_first(order: JsonObject) -> str:
-    factor = order["factor"]
+def _last_over_first(factor: LearningFactor | None) -> str:
     if factor is None:
         return ""
-    return f"{factor['mean']:.3g}" + ("" if factor["sem"] is None else f"±{factor['sem']:.2g}")
+    return f"{factor.mean:.3g}" + ("" if factor.sem is None else f"±{factor.sem:.2g}")
 
 
-def _change(entry: JsonObject) -> str:
-    if entry["change_percent"] is None:
+def _change(percent: float | None, interval: Sequence[float] | None, before: float | None) -> str:
+    if percent is None:
         return ""
-    if entry["interval"] is None or not entry["before"]:
-        return f"{entry['change_percent']:+.3g}%"
-    low, high = entry["interval"]
-    return f"{entry['change_percent']:+.3g}±{50 * (high - low) / abs(entry['before']):.2g}%"
+    if interval is None or not before:
+        return f"{percent:+.3g}%"
+    low, high = interval
+    return f"{percent:+.3g}±{50 * (high - low) / abs(before):.2g}%"
 
 
 def one_digit(error: float | None) -> str:
@@ -174,9 +168,9 @@ def plain(value: Any) -> str:
 class Column(NamedTuple):
     """A column: heading, text of a cell, meaning, and whether it holds words, which wrap.
 
-    The text is made of the values of ``fields`` (names apart by blanks), or of the whole row if there are none. A page sorts by
-    ``sorts``, or the first field. Columns without any entry are left out; with ``unless_same`` those, too, in which all rows
-    agree.
+    The text is made of the values of ``fields`` (names apart by blanks, ``estimate.mean`` of what is nested), or of the whole row
+    if there are none. A page sorts by ``sorts``, or the first field. Columns without any entry are left out; with
+    ``unless_same`` those, too, in which all rows agree.
     """
 
     heading: str
@@ -187,54 +181,71 @@ class Column(NamedTuple):
     unless_same: bool = False
     sorts: str = ""
 
-    def cell(self, row: JsonObject) -> str | Text:
+    def cell(self, row: Any) -> str | Text:
         """Text of the cell of a row."""
-        return self.text(*map(row.get, self.fields.split())) if self.fields else self.text(row)
+        return self.text(*(_field(row, name) for name in self.fields.split())) if self.fields else self.text(row)
 
+    def key(self, row: Any) -> Any:
+        """What a page sorts by; None for nothing."""
+        names = self.sorts or self.fields
+        return _field(row, names.split()[0]) if names else None
+
+
+def _field(row: Any, name: str) -> Any:
+    """Value of a field, named as ``estimate.mean``; None where there is none."""
+    if isinstance(row, dict):
+        return row.get(name)
+    for part in name.split("."):
+        row = None if row is None else getattr(row, part)
+    return row
+
+
+_NEARNESS: tuple[tuple[Epsilon, str], ...] = (("0.5", "50%"), ("0.2", "20%"))
 
 COLUMNS: dict[str, list[Column]] = {
     "Where a row is from": [
-        Column("problem", plain, "Label of the problem in the suite.", "problem", words=True),
+        Column("problem", plain, "Label of the problem in the suite.", "place.problem", words=True),
         Column("algorithm", plain, "Label of the algorithm in the suite, with @backend where several "
-               "backends are shown. Estimates given to `smimbench score` are listed here too.", "algorithm", words=True),
+               "backends are shown. Estimates given to `smimbench score` are listed here too.", "place.algorithm", words=True),
         Column("settings", plain, "Where the parameters of the algorithm are from. tuned: chosen by `smimbench tune`, on seeds "
                "that no score uses. as published: from the "
                "publication that the suite names. by hand: written in the suite. default: all others, and those that could be "
                "tuned and were not. oracle: it starts near the teacher, so it is not ranked. Steps and samples do not "
-               "count.", "settings", words=True),
+               "count.", "place.settings", words=True),
         Column("alpha", "{:.4g}".format, "Sample ratio of the runs: n / D, or n / d^2 for a signal of extensive "
                "rank, where n is the number of samples. For an algorithm that draws fresh samples, n counts all that it drew.",
-               "alpha"),
-        Column("D", plain, "Dimension of the signal; d for a signal of extensive rank.", "dimension",
+               "place.alpha"),
+        Column("D", plain, "Dimension of the signal; d for a signal of extensive rank.", "place.dimension",
                unless_same=True),
         Column("metric", plain, "Name of the measured quantity, such as mse; see `smimbench "
                "list metrics`.", "metric", words=True),
         Column("component", plain, "Number of the signal component, from 1; the number of the "
                "layer where the channel has layers.", "component"),
-        Column("n", plain, "Number of runs that gave an estimate.", "n"),
+        Column("n", plain, "Number of runs that gave an estimate.", "estimate.n"),
         Column("status", statuses, "Number of runs per outcome: ok, n.c. (not converged), div. (diverged), t/o (timeout), "
-               "fail, skip. `(8 moving)`: in so many of these the error was still changing at the last step.", words=True),
+               "fail, skip. `(8 moving)`: in so many of these the error was still changing at the last step.",
+               "runs.status_counts runs.moving", words=True),
     ],
     "Errors": [
         Column("mean ± s.e.m.", measured, "Mean of the metric over the runs and its "
-               "standard error, which needs at least two runs.", "mean sem"),
+               "standard error, which needs at least two runs.", "estimate.mean estimate.sem"),
         Column("predicted", uncertain, "Value that theory predicts "
                "for this algorithm, with its numerical error; blank if there is no theory for this algorithm.",
-               "own_theory own_theory_error"),
+               "prediction.value prediction.error"),
         Column("optimal", number, "Bayes-optimal value, from state evolution for D to infinity at the "
-               "sample ratio of the row.", "bayes"),
+               "sample ratio of the row.", "optimum.limit"),
         Column("at this D", _sized, "Bayes-optimal error at the dimension of the runs: the infinite-D value with a 1/D "
                "correction, in closed form or from runs of a Bayes-optimal algorithm. limit: no correction is known.",
-               sorts="optimum"),
+               sorts="optimum.value"),
         Column("diff", partial(signed, form=".4f", large=1e4, form_of_large=".1e"), "Mean over the runs minus the optimal value.",
-               "difference"),
-        Column("z", lambda r: marked_z(_z(r), r.get("n")), "Mean over the runs minus the predicted value (minus the optimal "
+               "theory.difference"),
+        Column("z", _z, "Mean over the runs minus the predicted value (minus the optimal "
                "value if theory predicts no other), in units of the combined standard error. `?`: fewer than 4 runs, too few "
-               "for a reliable standard error. Blank where the prediction is 0.", sorts="own_z"),
+               "for a reliable standard error. Blank where the prediction is 0.", sorts="prediction.z"),
         Column("error / optimal", ratio_words, "Mean error divided by the Bayes-optimal error, at the dimension of the runs "
                "where that is known. No algorithm can be below 1 on average. In the verdict: the geometric mean over sample "
                "ratios, in which a run without an estimate counts as the worst. Blank where the optimal error is 0.",
-               sorts="ratio_to_bayes"),
+               "optimum.ratio"),
         Column("mean error", measured, "Where no optimal error is known: the error, as a geometric mean over sample ratios.",
                "mean_error mean_error_sem"),
         Column("at 0", lambda most, reached: "0" if reached else number(most, 3), "Largest error among sample ratios "
@@ -252,63 +263,64 @@ COLUMNS: dict[str, list[Column]] = {
                "of error / best, from Student's t applied to the logarithms.", "interval"),
     ],
     "Time": [
-        Column("time to 5%", lambda r: seconds(_near(r)["seconds"]) or never(_near(r)), "Median time until the error of a run "
+        Column("time to 5%", partial(_time_near, "0.05"), "Median time until the error of a run "
                "is within 5% of the optimum: the optimal error at this D, or the error of a Bayes-optimal algorithm on the "
                "instance if that is larger; where the optimum is 0, until the error is below run.target. A run that does not "
-               "get so close counts as infinite time. never: most runs do not; partly: some sample ratios have no such time.",
-               sorts="near_seconds"),
-        Column("runs at 5%", lambda r: percent(_near(r)["fraction"]), "Share of runs that come within 5% of the optimum.",
-               sorts="near_fraction"),
-        *(Column(f"to {name}", lambda r, e=epsilon: seconds(_near(r, e)["seconds"]) or never(_near(r, e)),
+               "get so close counts as infinite time. never: most runs do not; partly: some sample ratios have no such time."),
+        Column("runs at 5%", lambda r: percent(r.cost.near["0.05"].fraction),
+               "Share of runs that come within 5% of the optimum."),
+        *(Column(f"to {name}", partial(_time_near, epsilon),
                  f"Median time until the error is within {name} of the optimum.")
-          for epsilon, name in (("0.5", "50%"), ("0.2", "20%"))),
-        Column("per run", seconds, "Mean duration of a run.", "seconds"),
-        Column("iter.", partial(number, digits=0), "Mean number of iterations of a run.", "iterations"),
-        Column("first", seconds, "Time of the first iteration, which often compiles.", "first_iteration"),
-        Column("per iter.", seconds, "Median duration of an iteration, without the first.", "per_iteration"),
+          for epsilon, name in _NEARNESS),
+        Column("per run", seconds, "Mean duration of a run.", "cost.seconds"),
+        Column("iter.", partial(number, digits=0), "Mean number of iterations of a run.", "cost.iterations"),
+        Column("first", seconds, "Time of the first iteration, which often compiles.", "cost.first_iteration"),
+        Column("per iter.", seconds, "Median duration of an iteration, without the first.", "cost.per_iteration"),
         Column("of peak", _of_peak, "Speed of an iteration as a share of this machine's measured peak: of matrix products (x) "
-               "or of memory reads (r), whichever limits the iteration.", "ceiling_fraction ceiling"),
+               "or of memory reads (r), whichever limits the iteration.", "cost.ceiling_fraction cost.ceiling"),
         Column("memory", lambda size: "" if size is None else f"{size / 2**20:.0f} MB", "Largest memory used by any run.",
-               "peak_memory"),
+               "cost.peak_memory"),
     ],
     "Infinite dimension": [
         Column("value ± err", lambda value, error, refusal: refusal or measured(value, error), "Mean of the metric extrapolated "
                "from at least three dimensions to infinite D. The standard error allows for terms of order 1/D^2. `sizes too "
                "small`: these terms may move the limit by more than a tenth. `no series in 1/D`: the means scatter about the "
-               "fit by more than chance (p < 1%).", "value error refusal"),
+               "fit by more than chance (p < 1%).", "solved.limit solved.error fit.refusal"),
         Column("b ± err", measured, "Fitted coefficient b of the "
-               "1/D term, with its standard error.", "coefficient coefficient_error"),
+               "1/D term, with its standard error.", "solved.coefficient solved.coefficient_error"),
         Column("b in theory", partial(percent, form=".4g"), "Coefficient b of the 1/D term as known in "
-               "closed form.", "own_coefficient"),
+               "closed form.", "prediction.coefficient"),
         Column("chi2", "{:.1f}/{}".format, "Chi-square of the fit in 1/D, divided by its degrees of "
-               "freedom.", "chi2 dof"),
+               "freedom.", "fit.chi2 fit.free"),
     ],
     "Order of learning": [
         Column("layer 1, component 1, ...", meaning="Median time, in epochs or iterations, until this layer or component "
                "reaches half of its optimal overlap; `-` where the optimal overlap is 0."),
         Column("order (runs)", _sequences, "Order in which the components or layers reach half of their optimal overlap; in "
-               "brackets, the number of runs with this order.", "learning_order", words=True),
+               "brackets, the number of runs with this order.", "runs.learning_order.sequences", words=True),
         Column("last / first", _last_over_first, "Learning time of the last component divided by that of the first: geometric "
-               "mean over runs and its standard error.", "learning_order"),
-        Column("all", lambda order: percent(order["success"]), "Share of runs that learned all components.", "learning_order"),
+               "mean over runs and its standard error.", "runs.learning_order.factor"),
+        Column("all", percent, "Share of runs that learned all components.", "runs.learning_order.success"),
     ],
     "Other numbers that runs report": [
         Column("no.", plain, "Position of the number in a list that the algorithm reports, such as a list of "
                "eigenvalues.", "no", unless_same=True),
         Column("theory", lambda value: number(value) or "none", "Value that theory predicts for a reported number as D "
-               "grows; none: theory predicts no such value.", "theory"),
-        Column("found", "{}/{}".format, "Number of runs that reported this number, out of all runs.", "found runs"),
+               "grows; none: theory predicts no such value.", "finding.theory"),
+        Column("found", "{}/{}".format, "Number of runs that reported this number, out of all runs.",
+               "finding.found finding.runs"),
     ],
     "Comparison of two results": [
-        Column("before", number, "Mean of the metric in the first of the two compared results.", "before"),
-        Column("after", number, "Mean of the metric in the second of the two compared results.", "after"),
+        Column("before", number, "Mean of the metric in the first of the two compared results.", "before.estimate.mean"),
+        Column("after", number, "Mean of the metric in the second of the two compared results.", "after.estimate.mean"),
         Column("change", _change, "Relative change of the mean from the first result to the second, with its 99.7% "
-               "interval; errors are compared instance by instance where both results use the same instances."),
+               "interval; errors are compared instance by instance where both results use the same instances.",
+               "judgment.percent judgment.interval before.estimate.mean"),
         Column("verdict", plain, "Conclusion for the second result relative to the first. better, worse: the "
                "interval of the change excludes 0. differs: it does not, but every shared run is worse. more runs fail: a larger "
                "share of the runs gave no estimate. only before, only after: the other result has no such row. both at 0: below "
                "run.target where the optimum is 0.",
-               "verdict", words=True),
+               "judgment.verdict", words=True),
     ],
     "Theory": [
         Column("MSE", partial(number, digits=6), "Predicted mean squared error of a component, divided by that of "
@@ -341,13 +353,20 @@ COLUMNS: dict[str, list[Column]] = {
 _KNOWN = {column.heading: column for columns in COLUMNS.values() for column in columns}
 
 
+def column_of(heading: str, fields: str) -> Column:
+    """A column of ``COLUMNS`` that reads other fields."""
+    return _KNOWN[heading]._replace(fields=fields)
+
+
 def _laid_out(columns: Iterable[str | Column], rows: Sequence[Any]) -> list[tuple[Column, str, list[str | Text]]]:
     """Columns with their headings and cells for these rows, without columns that would be empty."""
     if not rows:
         return []
-    texts = {"algorithm": names_with_backend(rows)} if "backend" in rows[0] else {}
-    d = letter_of(rows)
-    headings = {"D": d, "at this D": f"at this {d}", "component": rows[0].get("component_word") or "component"}
+    texts: dict[str, Callable[[Any], str | Text]] = {}
+    headings: dict[str, str] = {}
+    if hasattr(rows[0], "place"):
+        texts, d = {"algorithm": names_with_backend(rows)}, letter_of(rows)
+        headings = {"D": d, "at this D": f"at this {d}", "component": rows[0].component_word}
     found = []
     for one in columns:
         column = _KNOWN[one] if isinstance(one, str) else one

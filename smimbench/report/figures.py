@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
+    from smimbench.report.row import Row
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
     from smimbench.theory.questions import Question
@@ -75,13 +76,11 @@ def has_fine_lines(problem: Problem) -> bool:
     return problem.components > 1 or is_cheap(problem)
 
 
-def drawn_ratios(
-    suite: Suite, rows: Sequence[JsonObject], alphas: Sequence[float] | None = None
-) -> dict[str, set[float]]:
+def drawn_ratios(suite: Suite, rows: Sequence[Row], alphas: Sequence[float] | None = None) -> dict[str, set[float]]:
     """Sample ratios of a figure by label of the problem: those of the rows, and others (default: those of the suite)."""
     used = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
     for row in rows:
-        used[row["problem"]].add(row["alpha"])
+        used[row.place.problem].add(row.place.alpha)
     return used
 
 
@@ -216,7 +215,7 @@ KEY = (
 
 
 def metric_chart(
-    suite: Suite, rows: Sequence[JsonObject], answers: Answers, metric: str, alphas: Sequence[float] | None = None
+    suite: Suite, rows: Sequence[Row], answers: Answers, metric: str, alphas: Sequence[float] | None = None
 ) -> Chart | None:
     """The figure of one metric, a panel per problem and component; None where ``--only`` leaves no problem.
 
@@ -226,7 +225,7 @@ def metric_chart(
         Sample ratios to draw besides those of the rows; default: those of the suite.
     """
     look = looks_of(suite, rows)
-    members = of_largest_dimension(row for row in rows if row["metric"] == metric and row["mean"] is not None)
+    members = of_largest_dimension(row for row in rows if row.metric == metric and row.estimate.mean is not None)
     places = [(plan, component) for plan in suite.chosen_plans for component in _components(plan, metric)]
     if not places:
         return None
@@ -247,19 +246,19 @@ def _components(plan: Any, metric: str) -> Sequence[int | None]:
 
 
 def _metric_panel(
-    suite: Suite, plan: Any, metric: str, component: int | None, rows: Sequence[JsonObject], answers: Answers,
+    suite: Suite, plan: Any, metric: str, component: int | None, rows: Sequence[Row], answers: Answers,
     look: dict[str, Look], alphas: Sequence[float],
 ) -> Panel:  # fmt: skip
     problem, about, k = plan.problem, find_metric(metric, plan.problem.model.name), (component or 1) - 1
-    rows = [row for row in rows if row["problem"] == plan.label and row["component"] == component]
+    rows = [row for row in rows if row.place.problem == plan.label and row.component == component]
     place = {"problem": plan.label, "component": component}
-    used = sorted({row["alpha"] for row in rows} | set(alphas))
+    used = sorted({row.place.alpha for row in rows} | set(alphas))
     lines = theory_lines(answers, plan, metric, used, k)
     series = [
         theory_series(line, what, "black", "--" if what == UNINFORMED else "-", {**place, "what": what})
         for what, line in lines.items()
     ]
-    for name, own in grouped(rows, lambda row: row["algorithm"]).items():
+    for name, own in grouped(rows, lambda row: row.place.algorithm).items():
         series += [_runs(own, look[name], name, place), *_predicted(own, look[name], name, place)]
     for j, one in enumerate(plan.references):
         if one.metric == metric and one.component in (None, component or 1):
@@ -272,17 +271,17 @@ def _metric_panel(
     upright = {"algorithm": [name for _, name in marks], "alpha": [at for at, _ in marks]}
     series.append(Series("", upright, {**place, "what": "threshold"}, "upright"))
     title = plan.label if component is None else f"{plan.label}, {word}\N{NO-BREAK SPACE}{component}"
-    if sizes := sorted({row["dimension"] for row in rows}):
+    if sizes := sorted({row.place.dimension for row in rows}):
         title += f", {letter(problem.model)} = {' to '.join(map(str, sizes[:: len(sizes) - 1 or 1]))}"
     panel = Panel(title, "sample ratio α", metric_label(metric), series, plan.label, hard=found.get("hard_phase"))
-    panel.xlog = _spans_decades([row["alpha"] for row in rows])
-    line, means, zero = lines.get("Bayes-optimal"), [row["mean"] for row in rows], ZERO * suite.run.target
+    panel.xlog = _spans_decades([row.place.alpha for row in rows])
+    line, means, zero = lines.get("Bayes-optimal"), [row.estimate.mean or 0.0 for row in rows], ZERO * suite.run.target
     if about.direction == "lower" and line is not None:
         panel.ylog = _spans_decades([*line.value, *means])
         if (line.value <= zero).any():
             # Where the optimal error is 0, what is below the target counts as reached.
             best = [value for alpha, value in zip(line.alpha, line.value) if alpha in used and value > zero]
-            seen = [mean for mean, row in zip(means, rows) if (row["bayes"] or 0.0) > zero]
+            seen = [mean for mean, row in zip(means, rows) if (row.optimum.limit or 0.0) > zero]
             panel.floor = floor_of([*best, *seen], suite.run.target)
     return panel
 
@@ -293,19 +292,25 @@ def _spans_decades(values: Iterable[float]) -> bool:
     return bool(positive) and max(positive) > 20.0 * min(positive)
 
 
-def _runs(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject) -> Series:
+def _runs(rows: Sequence[Row], look: Look, name: str, place: JsonObject) -> Series:
     """Marks of one algorithm, hollow where a run did not end properly."""
-    read = {"alpha": "alpha", "dimension": "dimension", "value": "mean", "error": "sem", "n": "n"}
-    columns = {name: [row[key] for row in rows] for name, key in read.items()}
-    columns["hollow"] = [bool(set(row["status_counts"]) - {"ok", "skipped"}) for row in rows]
+    columns = {
+        "alpha": [row.place.alpha for row in rows],
+        "dimension": [row.place.dimension for row in rows],
+        "value": [row.estimate.mean for row in rows],
+        "error": [row.estimate.sem for row in rows],
+        "n": [row.estimate.n for row in rows],
+        "hollow": [bool(set(row.runs.status_counts) - {"ok", "skipped"}) for row in rows],
+    }
     about = {**place, "what": "runs", "algorithm": name}
     return Series(name, columns, about, "marks", look.color, {"marker": look.marker, "s": 18}, name)
 
 
-def _predicted(rows: Sequence[JsonObject], look: Look, name: str, place: JsonObject) -> list[Series]:
+def _predicted(rows: Sequence[Row], look: Look, name: str, place: JsonObject) -> list[Series]:
     """Marks of the algorithm's own prediction, where that differs from the Bayes-optimal value."""
-    says = {r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0) for r in rows if r["own_theory"] is not None}
-    if not says or all(r["own_theory"] == r["bayes"] for r in rows):
+    predictions = [(row.place.alpha, row.prediction) for row in rows if row.prediction.value is not None]
+    says = {alpha: (prediction.value, prediction.error or 0.0) for alpha, prediction in predictions}
+    if not says or all(row.prediction.value == row.optimum.limit for row in rows):
         return []
     line = Line(*(np.array(part, dtype=float) for part in zip(*((alpha, *says[alpha]) for alpha in sorted(says)))))
     about = {**place, "what": "predicted", "algorithm": name}

@@ -5,26 +5,30 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smimbench.files import JsonObject, canonical_json
 from smimbench.run.external import ELSEWHERE
 
+if TYPE_CHECKING:
+    from smimbench.report.row import OfRow, Row
 
-def place(row: JsonObject) -> tuple[Any, ...]:
+
+def place(row: Row) -> tuple[Any, ...]:
     """What a row is about, apart from metric and component: problem, algorithm, backend and grid point."""
-    return tuple(row[key] for key in ("problem", "algorithm", "backend", "alpha", "dimension"))
+    return row.place.problem, row.place.algorithm, row.place.backend, row.place.alpha, row.place.dimension
 
 
-def of_largest_dimension(rows: Iterable[JsonObject]) -> list[JsonObject]:
+def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:
     """Of every algorithm at every sample ratio the rows of the largest dimension; extrapolation to infinity has the others."""
 
-    def point(row: JsonObject) -> tuple[Any, ...]:
-        return tuple(row[key] for key in ("problem", "algorithm", "backend", "nominal_alpha", "metric", "component"))
+    def point(row: Row) -> tuple[Any, ...]:
+        at = row.place
+        return at.problem, at.algorithm, at.backend, at.nominal_alpha, row.metric, row.component
 
     rows = list(rows)
-    largest = {key: max(row["dimension"] for row in own) for key, own in grouped(rows, point).items()}
-    return [row for row in rows if row["dimension"] == largest[point(row)]]
+    largest = {key: max(row.place.dimension for row in same) for key, same in grouped(rows, point).items()}
+    return [row for row in rows if row.place.dimension == largest[point(row)]]
 
 
 def reason_of(record: JsonObject, near: str | None = None) -> str:
@@ -48,25 +52,26 @@ def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[An
     return found
 
 
-def summed_statuses(rows: Iterable[JsonObject]) -> dict[str, int]:
+def summed_statuses(rows: Iterable[Row]) -> dict[str, int]:
     """Number of runs per status, summed over these rows."""
     statuses: Counter[str] = Counter()
     for row in rows:
-        statuses.update(row["status_counts"])
+        statuses.update(row.runs.status_counts)
     return dict(statuses)
 
 
-def names_with_backend(rows: Sequence[JsonObject]) -> Callable[[JsonObject], str]:
+def names_with_backend(rows: Sequence[Row | OfRow]) -> Callable[[Row | OfRow], str]:
     """Names of the algorithms of rows, with the backend if rows of several backends are shown together.
 
     An estimate from elsewhere has none; it is told apart only from an algorithm of the same name that was run here.
     """
-    several = len({row["backend"] for row in rows} - {ELSEWHERE}) > 1
-    here = {row["algorithm"] for row in rows if row["backend"] != ELSEWHERE}
+    several = len({row.place.backend for row in rows} - {ELSEWHERE}) > 1
+    here = {row.place.algorithm for row in rows if row.place.backend != ELSEWHERE}
 
-    def name(row: JsonObject) -> str:
-        apart = row["algorithm"] in here if row["backend"] == ELSEWHERE else several
-        return f"{row['algorithm']}@{row['backend']}" if apart else str(row["algorithm"])
+    def name(row: Row | OfRow) -> str:
+        algorithm, backend = row.place.algorithm, row.place.backend
+        apart = algorithm in here if backend == ELSEWHERE else several
+        return f"{algorithm}@{backend}" if apart else algorithm
 
     return name
 
@@ -81,29 +86,27 @@ def letter(model: Any) -> str:
     return "d" if model.rank == "extensive" else "D"
 
 
-def letter_of(rows: Iterable[JsonObject]) -> str:
+def letter_of(rows: Iterable[Row | OfRow]) -> str:
     """Letter for the dimension of rows: that of their model, or D if models differ or are unknown."""
-    found = {row.get("dimension_letter") for row in rows}
-    return str(found.pop() or "D") if len(found) == 1 else "D"
+    letters = {row.dimension_letter for row in rows}
+    return letters.pop() or "D" if len(letters) == 1 else "D"
 
 
-def distinguish(rows: Sequence[JsonObject]) -> list[JsonObject]:
-    """Rows with labels extended where different problems or algorithms share one.
-
-    Reads ``problem``, ``algorithm`` and, where there is one, ``identity`` of every row.
-    """
-    found = [dict(row) for row in rows]
+def distinguish(rows: Iterable[Row]) -> list[Row]:
+    """Rows with labels extended where different problems or algorithms share one."""
+    rows = list(rows)
     for key in ("problem", "algorithm"):
         meanings: dict[str, dict[str, JsonObject]] = {}
-        for row in found:
-            what = (row.get("identity") or {}).get(key)
-            if what is not None:
-                meanings.setdefault(row[key], {})[canonical_json(what)] = _flat(what)
-        for row in found:
-            same = meanings.get(row[key], {})
-            if len(same) > 1:
-                row[key] += _difference(same, canonical_json(row["identity"][key]))
-    return found
+        for row in rows:
+            spec = getattr(row.identity, key)
+            meanings.setdefault(getattr(row.place, key), {})[canonical_json(spec)] = _flat(spec)
+        for i, row in enumerate(rows):
+            label = getattr(row.place, key)
+            if len(meanings[label]) > 1:
+                label += _difference(meanings[label], canonical_json(getattr(row.identity, key)))
+                labels = {"problem": row.place.problem, "algorithm": row.place.algorithm, key: label}
+                rows[i] = row.labeled(**labels)
+    return rows
 
 
 def _flat(table: JsonObject, before: str = "") -> JsonObject:

@@ -6,13 +6,14 @@ import html
 import importlib
 import importlib.util
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smimbench.files import JsonObject
 from smimbench.report.columns import Column, html_table
+from smimbench.report.row import row_of
+from smimbench.report.text_files import flat_rows
 from smimbench.report.verdict import verdict_line, verdicts
 from smimbench.run.external import scores_of
 from smimbench.run.store import settings_under, why_none
@@ -25,18 +26,32 @@ ROW: list[str | Column] = [
 """Columns of a row in HTML."""
 
 
-def rows_text(rows: Sequence[JsonObject]) -> str:
-    """Verdicts as text of at most 80 columns, and how many rows there are."""
-    lines = [textwrap.fill(verdict_line(one), 80, subsequent_indent="    ") for one in verdicts(rows)]
-    return "\n".join([*lines, f"{len(rows)} rows; .table is a frame of them"])
+class Rows(list[JsonObject]):
+    """A list of rows, as ``show --json`` has them, that a notebook shows as a verdict and a table."""
 
+    @property
+    def table(self) -> Any:
+        """Mean, standard error, prediction and optimum, one row per problem, algorithm, sample ratio, dimension, metric and
+        component: a flat frame of pandas or polars, or a list of dicts.
+        """
+        return frame(flat_rows(self))
 
-def rows_html(rows: Sequence[JsonObject]) -> str | None:
-    """Verdicts and the first rows as HTML, with text from users escaped; None, which a notebook shows as text, without jinja2."""
-    if importlib.util.find_spec("jinja2") is None:
-        return None
-    lines = "".join(f"<li>{html.escape(verdict_line(one))}</li>" for one in verdicts(rows))
-    return f"<ul>{lines}</ul>{html_table(ROW, rows[:40])}<p>{min(40, len(rows))} of {len(rows)} rows</p>"
+    def __repr__(self) -> str:
+        lines = [textwrap.fill(line, 80, subsequent_indent="    ") for line in self._verdict_lines()]
+        return "\n".join([*lines, f"{len(self)} rows; .table is a frame of them"])
+
+    def _repr_html_(self) -> str | None:
+        """Verdicts and the first rows as HTML, with text from users escaped; None, which a notebook shows as text, without
+        jinja2.
+        """
+        if importlib.util.find_spec("jinja2") is None:
+            return None
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self._verdict_lines())
+        table = html_table(ROW, [row_of(row) for row in self[:40]])
+        return f"<ul>{lines}</ul>{table}<p>{min(40, len(self))} of {len(self)} rows</p>"
+
+    def _verdict_lines(self) -> list[str]:
+        return [verdict_line(verdict) for verdict in verdicts([row_of(row) for row in self])]
 
 
 AXES = ("iteration", "seconds", "samples", "damping")

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from smimbench.files import JsonObject, canonical_json, error_line, printable, unless, write_atomically
 from smimbench.report import stored_table
-from smimbench.report.results import Results
+from smimbench.report.results import Results, ResultsTable
 from smimbench.run.answers import Answers, answer_name
 from smimbench.run.external import scores_of
 from smimbench.run.record import Open, SharedDocument, check_model, digest_of, document_text, plain, sealed, text_of
@@ -88,7 +88,7 @@ def write_packed(
     StoreError
         If the file cannot be written.
     """
-    results.document()  # so that all theory that its rows need has been asked for
+    _ = results.rows  # so that all theory that they need has been asked for
     stems = {
         file_stem(record): results.store
         for cell, record in results.pairs
@@ -147,9 +147,9 @@ def packed_under(path: Path) -> list[Path]:
 
 
 class PackedTable(NamedTuple):
-    """What ``show --json`` prints, ``run.json``, and what a reader should know of the file, in a line each."""
+    """A table, ``run.json``, and what a reader should know of the file, in a line each."""
 
-    document: JsonObject
+    table: ResultsTable
     shared: JsonObject
     remarks: list[str]
 
@@ -165,12 +165,12 @@ def read_packed(path: Path) -> PackedTable:
     pack = read_pack(path)
     if pack["packed"] == stored_table.FORMAT:
         with _refused(path):
-            return PackedTable(stored_table.document_of(pack), pack["run"], [stored_table.UNVERIFIABLE])
+            return PackedTable(stored_table.table_of(pack), pack["run"], [stored_table.UNVERIFIABLE])
     with unpacked(path, pack, any_code=True) as results:
-        document, remarks = results.document(), [*results.suite.remarks]
+        table, remarks = results.table, [*results.suite.remarks]
         if results.answers.is_missing:
             remarks.append("not all theory of its rows is in the file")
-        return PackedTable(document, pack["run"], remarks)
+        return PackedTable(table, pack["run"], remarks)
 
 
 def read_pack(path: Path) -> JsonObject:

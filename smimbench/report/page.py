@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smimbench.report.charts import page_figures
-from smimbench.report.columns import columns_document, html_environment, html_table, number, ratio_words, seconds
+from smimbench.report.columns import (
+    column_of,
+    columns_document,
+    html_environment,
+    html_table,
+    number,
+    ratio_words,
+    seconds,
+)
 from smimbench.report.labels import names_with_backend
 from smimbench.report.notebook import ROW
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
 from smimbench.report.text_files import as_csv
-from smimbench.report.verdict import prediction_words, summary, tied_words, verdict_line, verdicts
+from smimbench.report.verdict import prediction_words, tied_words, verdict_line
 from smimbench.run.store import options_of
 
 if TYPE_CHECKING:
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
     from smimbench.report.results import Results
+    from smimbench.report.row import Row
     from smimbench.suite.cells import Suite
 
 NEEDS = ("jinja2", "matplotlib")
@@ -42,22 +51,28 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
     css, js = (
         Path(__file__).with_name("assets").joinpath(f"page.{end}").read_text(encoding="utf-8") for end in ("css", "js")
     )
-    suite, rows, extrapolated = results.suite, results.rows, results.extrapolated
+    suite, rows, table = results.suite, results.rows, results.table
+    extrapolated = table.extrapolated
     figures = [(chart, page_figures(chart)) for chart in charts]
     shown = [one for _, own in figures for one in own]
     for i, one in enumerate(shown):
         one["svg"] = _inline_svg(one["svg"], f"f{i}")
-    data = {"series": [one.pop("series") for one in shown], "csv": as_csv(rows, extrapolated)}
-    name, found = names_with_backend(rows), verdicts(rows)
+    data = {"series": [one.pop("series") for one in shown], "csv": as_csv(table.document())}
+    name, found = names_with_backend(rows), table.verdicts
     contenders = [(one["problem"], _contender_table(one)) for one in found if one["contenders"]]
-    if len(found) > 1 and (entries := summary(rows)):
-        contenders.append(
-            ("All problems together", html_table(SUMMARY, entries, lambda e: {"data-algorithm": e["algorithm"]}))
-        )
+    if len(found) > 1 and table.summary:
+        entries = html_table(SUMMARY, table.summary, lambda e: {"data-algorithm": e["algorithm"]})
+        contenders.append(("All problems together", entries))
     lines = {
-        f"{r['algorithm']} at alpha {r['alpha']:.4g}: {line}" for r in rows for line in (*r["reasons"], *r["warnings"])
+        f"{row.place.algorithm} at alpha {row.place.alpha:.4g}: {line}"
+        for row in rows
+        for line in (*row.runs.reasons, *row.runs.warnings)
     }
-    trusted = all(row["trusted"] for row in rows)
+    trusted = all(row.cost.trusted for row in rows)
+
+    def attributes(row: Row) -> dict[str, str]:
+        return _about(row.place.problem, name(row), row.runs.status_counts)
+
     return environment.get_template("page.html.jinja").render(
         suite=suite,
         css=css,
@@ -65,10 +80,10 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         verdicts=[_shown(verdict) for verdict in found],
         contenders=contenders,
-        problems=list(dict.fromkeys(row["problem"] for row in rows)),
+        problems=list(dict.fromkeys(row.place.problem for row in rows)),
         algorithms=list(dict.fromkeys(map(name, rows))),
         figures=figures,
-        rows=html_table(ROW, rows, lambda row: _about(row["problem"], name(row), row), lambda row: row["reasons"]),
+        rows=html_table(ROW, rows, attributes, lambda row: row.runs.reasons),
         extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "value ± err", "predicted", "z",
                                  "optimal", *LIMIT], extrapolated) if extrapolated else "",
         counts=results.counts,
@@ -82,21 +97,28 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
     )  # fmt: skip
 
 
-def _about(problem: str, algorithm: str, row: JsonObject) -> dict[str, str]:
+def _about(problem: str, algorithm: str, statuses: Iterable[str]) -> dict[str, str]:
     """Attributes of a table row that the page's filters read."""
-    return {"data-problem": problem, "data-algorithm": algorithm, "data-status": " ".join(row["status_counts"])}
+    return {"data-problem": problem, "data-algorithm": algorithm, "data-status": " ".join(statuses)}
 
 
 def _contender_table(verdict: JsonObject) -> str:
-    columns, problem = [*CONTENDER[:-1], "iter.", CONTENDER[-1]], verdict["problem"]
-    return html_table(columns, verdict["contenders"], lambda one: _about(problem, one["algorithm"], one))
+    columns = [*CONTENDER[:-1], column_of("iter.", "iterations"), CONTENDER[-1]]
+    problem = verdict["problem"]
+    return html_table(
+        columns, verdict["contenders"], lambda one: _about(problem, one["algorithm"], one["status_counts"])
+    )
 
 
 def _shown(verdict: JsonObject) -> JsonObject:
     best = next(iter(verdict["contenders"]), None)
     if best and ("mean_error" in best or not best["points"]):  # its line says all
         best = None
-    words = {"own": prediction_words(best), "ratio": ratio_words(best)} if best else {}
+    words = (
+        {"own": prediction_words(best), "ratio": ratio_words(best["ratio_to_bayes"], best["ratio_error"])}
+        if best
+        else {}
+    )
     return {**verdict, "best": best, **words, "ties": tied_words(verdict), "line": verdict_line(verdict)}
 
 
@@ -107,7 +129,7 @@ def _when(shared: JsonObject) -> str:
     return f"Run on {datetime.datetime.fromtimestamp(written, datetime.UTC):%Y-%m-%d %H:%M} UTC."
 
 
-def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: JsonObject) -> dict[str, str]:
+def _made_with(suite: Suite, rows: Sequence[Row], shared: JsonObject) -> dict[str, str]:
     """Software and machine that made the numbers."""
 
     def listed(part: str) -> str:
@@ -118,7 +140,7 @@ def _made_with(suite: Suite, rows: Sequence[JsonObject], shared: JsonObject) -> 
 
     return {
         "machine": listed("machine"),
-        "machines of the times": ", ".join(sorted({m for row in rows for m in row["machines"]})) or "none",
+        "machines of the times": ", ".join(sorted({m for row in rows for m in row.cost.machines})) or "none",
         "versions": listed("versions"),
         "commit": str(shared.get("git_commit") or "none"),
         "seeds": f"{suite.seeds} replicates of root seed {suite.seed}",

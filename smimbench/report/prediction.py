@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.numerics.statistics import normal_score, quantile
 from smimbench.registry.metrics import find_metric
 from smimbench.report.labels import grouped, place
+from smimbench.report.row import PredictedNumber, Row
 from smimbench.report.statistics import ZERO
 
 LEVEL = 0.01
@@ -170,12 +172,12 @@ class Number(NamedTuple):
     at: float | None
 
 
-def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
+def agreement(rows: Sequence[Row], metric: str | None) -> JsonObject:
     """Whether the runs of an algorithm match its prediction.
 
     Parameters
     ----------
-    rows : sequence of dict
+    rows : sequence of Row
         All rows of the algorithm on a problem, of every dimension.
     metric : str or None
         The error that ``would_have_seen`` is about.
@@ -194,7 +196,7 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
     answer = _agreement(rows, metric)
     if answer["prediction"] in (None, "yes") or answer["would_have_seen"] is None:
         return answer
-    far, runs = _far_off([row for row in rows if row["metric"] == metric])
+    far, runs = _far_off([row for row in rows if row.metric == metric])
     if not far:
         return answer
     others = _agreement(_without(rows, far), metric)
@@ -207,7 +209,7 @@ def agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
     return {**others, "prediction": "far off", "far_off": [len(far), runs]}
 
 
-def _far_off(rows: Sequence[JsonObject]) -> tuple[set[tuple[Any, str]], int]:
+def _far_off(rows: Sequence[Row]) -> tuple[set[tuple[Any, str]], int]:
     """Runs, by place and instance, whose error is far from the median of their row, if they are few; and the number of runs.
 
     Logarithms of errors scatter about the median of a row by a robust standard deviation, that of the row or of all rows
@@ -215,37 +217,40 @@ def _far_off(rows: Sequence[JsonObject]) -> tuple[set[tuple[Any, str]], int]:
     """
     distances = []
     for row in rows:
-        logs = {name: math.log(max(value, row["target"], 1e-300)) for name, value in row["values"].items()}
+        logs = {name: math.log(max(value, row.target, 1e-300)) for name, value in row.estimate.values.items()}
         median = float(np.median([*logs.values()])) if logs else 0.0
         distances.append((place(row), {name: abs(value - median) for name, value in logs.items()}))
-    every = [distance for _, row in distances for distance in row.values()]
-    runs = {(where, name) for where, row in distances for name in row}
+    every = [distance for _, distance_of in distances for distance in distance_of.values()]
+    runs = {(where, name) for where, distance_of in distances for name in distance_of}
     far: set[tuple[Any, str]] = set()
-    for where, row in distances:
-        spread = max(float(np.median(values)) for values in (every, [*row.values()])) if row else 0.0
+    for where, distance_of in distances:
+        spread = max(float(np.median(values)) for values in (every, [*distance_of.values()])) if distance_of else 0.0
         limit = max(FAR * 1.4826 * spread, math.log(FACTOR))  # 1.4826: of a normal law
-        exceptions = {(where, name) for name, distance in row.items() if distance > limit}
-        if len(exceptions) <= max(1, 2 * RARE * len(row)):
+        exceptions = {(where, name) for name, distance in distance_of.items() if distance > limit}
+        if len(exceptions) <= max(1, 2 * RARE * len(distance_of)):
             far |= exceptions
     return (far if len(far) <= RARE * len(runs) else set()), len(runs)
 
 
-def _without(rows: Sequence[JsonObject], runs: set[tuple[Any, str]]) -> list[JsonObject]:
+def _without(rows: Sequence[Row], runs: set[tuple[Any, str]]) -> list[Row]:
     """Rows without these runs."""
 
-    def less(numbers: JsonObject, where: Any) -> JsonObject:
-        return {**numbers, "values": {name: v for name, v in numbers["values"].items() if (where, name) not in runs}}
+    def less(values: Mapping[str, float], where: Any) -> dict[str, float]:
+        return {name: value for name, value in values.items() if (where, name) not in runs}
 
-    return [
-        {**less(row, place(row)), "also_predicted": [less(one, place(row)) for one in row.get("also_predicted", ())]}
-        for row in rows
-    ]
+    fewer = []
+    for row in rows:
+        at = place(row)
+        others = [replace(number, values=less(number.values, at)) for number in row.prediction.others or ()]
+        estimate = replace(row.estimate, values=less(row.estimate.values, at))
+        fewer.append(replace(row, estimate=estimate, prediction=replace(row.prediction, others=others)))
+    return fewer
 
 
-def _agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
+def _agreement(rows: Sequence[Row], metric: str | None) -> JsonObject:
     predicted, lost = _predicted(rows)
     directions = {number: find_metric(number.metric).direction for number in predicted}
-    loose = SPECTRAL if any(row.get("branch") == "spectral" for row in rows) else 1.0
+    loose = SPECTRAL if any(row.prediction.branch == "spectral" for row in rows) else 1.0
     if loose > 1:
         predicted = {number: one for number, one in predicted.items() if directions[number] != "one"}
     scatters = {number: _scatter(points, directions[number]) for number, (points, _) in predicted.items()}
@@ -264,7 +269,7 @@ def _agreement(rows: Sequence[JsonObject], metric: str | None) -> JsonObject:
         number: deviation(*one, loose * FINITE[directions[number]], max(scatters[number], wild.get(number.alpha, 0.0)))
         for number, one in predicted.items()
     }
-    reason = min((row["no_theory"] for row in rows if row["no_theory"]), default=None)
+    reason = min((row.prediction.reason for row in rows if row.prediction.reason), default=None)
     empty = dict.fromkeys(("would_have_seen", "deviation", "deviation_z", "deviation_of"))
     if not predicted:
         return {"prediction": None, **empty, "no_theory": reason}
@@ -312,43 +317,44 @@ def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:
 
 
 def _predicted(
-    rows: Sequence[JsonObject], key: str = "own_theory"
+    rows: Sequence[Row], *, of_optimum: bool = False
 ) -> tuple[dict[Number, tuple[list[Point], float | None]], bool]:
     """Points of every predicted number with its coefficient of 1/D, and whether a number lacks runs with an estimate.
 
-    ``key`` names the prediction in a row: ``"own_theory"`` for the algorithm's own, ``"bayes"`` for the Bayes-optimal value.
+    The prediction is the algorithm's own, or the Bayes-optimal value.
     """
     found: dict[Number, tuple[list[Point], float | None]] = {}
-    teachers, lost = {place(row): row["teachers"] for row in rows if "teachers" in row}, False
-    own = key == "own_theory"
+    teachers = {place(row): row.prediction.teachers for row in rows if row.prediction.teachers is not None}
+    lost = False
     for row in rows:
-        at_end = {"metric": row["metric"], "component": row["component"], "at": None, "values": row["values"],
-                  "coefficient": row["own_coefficient"] if own else None,
-                  "prediction": row.get(key), "error": row.get(f"{key}_error")}  # fmt: skip
-        for one in (at_end, *(row.get("also_predicted", ()) if own else ())):
-            expected = one["prediction"]
+        theory = (
+            (row.optimum.limit, row.optimum.limit_error) if of_optimum else (row.prediction.value, row.prediction.error)
+        )
+        coefficient = None if of_optimum else row.prediction.coefficient
+        at_end = PredictedNumber(row.metric, row.component, None, row.estimate.values, coefficient, *theory)
+        for number in (at_end, *(() if of_optimum else row.prediction.others or ())):
+            expected, known = number.prediction, number.coefficient
             if expected is None:
                 continue
-            lost |= not one["values"] and one["at"] is None
-            component = (one["component"] or 1) - 1
-            lengths = [
-                teachers.get(place(row), {}).get(name, {component: math.nan})[component] for name in one["values"]
-            ]
-            unit, known = max(abs(expected), 1.0), one.get("coefficient")
-            if find_metric(one["metric"]).direction == "lower":
+            lost |= not number.values and number.at is None
+            component = (number.component or 1) - 1
+            lengths_of = teachers.get(place(row), {})
+            lengths = [lengths_of[name][component] if name in lengths_of else math.nan for name in number.values]
+            unit = max(abs(expected), 1.0)
+            if find_metric(number.metric).direction == "lower":
                 # Where theory says 0, errors up to the target count as reached.
-                target = row["target"]
+                target = row.target
                 zero = abs(expected) <= ZERO * target
                 unit, known = (max(target / RESOLUTION, 1e-300), 0.0) if zero else (abs(expected), known)
-            number = Number(row["nominal_alpha"], one["metric"], one["component"], one["at"])
-            points, _ = found.setdefault(number, ([], known))
-            values, error = [*one["values"].values()], one["error"] or 0.0
-            points.append(Point(row["dimension"], values, lengths, expected, error, unit))
+            key = Number(row.place.nominal_alpha, number.metric, number.component, number.at)
+            points, _ = found.setdefault(key, ([], known))
+            values = [*number.values.values()]
+            points.append(Point(row.place.dimension, values, lengths, expected, number.error or 0.0, unit))
     return found, lost
 
 
-def is_below_optimum(rows: Sequence[JsonObject], metric: str | None) -> bool:
+def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
     """Whether an error is below the Bayes-optimal one by more than chance and finite size allow, which no algorithm can be."""
-    predicted, _ = _predicted([row for row in rows if row["metric"] == metric], "bayes")
+    predicted, _ = _predicted([row for row in rows if row.metric == metric], of_optimum=True)
     found = [one for one in (deviation(*numbers) for numbers in predicted.values()) if one is not None]
     return any(one.score(one.finite) < -quantile(1 - IMPOSSIBLE / len(found)) for one in found)

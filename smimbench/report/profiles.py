@@ -73,7 +73,7 @@ def performance(results: Results) -> list[JsonObject]:
     """Error of each algorithm over the least of all on every instance, ``ratio``: infinity where it has none."""
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
-    known = errors(on_their_data([row for row in rows if row["backend"] in (rows[0]["backend"], ELSEWHERE)]))
+    known = errors(on_their_data([row for row in rows if row.place.backend in (rows[0].place.backend, ELSEWHERE)]))
     places = {place for own in known.values() for place in own}
     best = {place: min(own[place][0] for own in known.values() if place in own) for place in places}
     return [

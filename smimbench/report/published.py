@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.files import JsonObject
+    from smimbench.report.row import Row
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
     from smimbench.suite.schema import Curve
@@ -126,7 +127,7 @@ def published_points(part: Part, folder: Path, limits: Sequence[float], most: in
     return Line(x, y, *(spread or [np.zeros_like(y)]))
 
 
-def our_points(part: Part, answers: Answers, rows: Sequence[JsonObject], alphas: Sequence[float]) -> Line:
+def our_points(part: Part, answers: Answers, rows: Sequence[Row], alphas: Sequence[float]) -> Line:
     """Our points of a line with their errors: standard errors of runs, numerical ones of theory (at these sample ratios)."""
     curve, k = part.curve, (part.curve.component or 1) - 1
     found: list[tuple[float, Any, Any]] = []
@@ -137,9 +138,11 @@ def our_points(part: Part, answers: Answers, rows: Sequence[JsonObject], alphas:
             one = next(iter(steps), known["weak_recovery"] if curve.component is None else None) or {}
             found.append((x, one.get("value"), one.get("error")))
     elif curve.algorithm:
-        own = (row for row in rows if row["problem"] == part.plans[0].label and row["algorithm"] == curve.algorithm)
-        own = (row for row in own if row["metric"] == curve.metric and row["component"] in (None, curve.component))
-        found = [(row["alpha"] * part.factor, row["mean"], row["sem"]) for row in own]
+        own = (
+            row for row in rows if row.place.problem == part.plans[0].label and row.place.algorithm == curve.algorithm
+        )
+        own = (row for row in own if row.metric == curve.metric and row.component in (None, curve.component))
+        found = [(row.place.alpha * part.factor, row.estimate.mean, row.estimate.sem) for row in own]
     else:
         problem = part.plans[0].problem
         metric = find_metric(curve.metric, problem.model.name)
@@ -187,7 +190,7 @@ def compare(part: Part, ours: Line, published: Line | None) -> JsonObject:
 
 
 def figure_chart(
-    suite: Suite, answers: Answers, rows: Sequence[JsonObject], lines: Sequence[tuple[Part, Line, Line | None]]
+    suite: Suite, answers: Answers, rows: Sequence[Row], lines: Sequence[tuple[Part, Line, Line | None]]
 ) -> Chart:
     """The figure in the paper's axes: theory as lines, runs as marks, published points as crosses in the same color."""
     about = suite.figure

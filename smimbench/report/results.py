@@ -4,18 +4,92 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from smimbench.files import JsonObject
-from smimbench.report.extrapolation import extrapolated_rows
-from smimbench.report.rows import Optima, Rows, error_rows, find_optima, paired, paired_by_name, scored_rows
+from smimbench.report.extrapolation import Limit, extrapolated_rows
+from smimbench.report.row import Row
+from smimbench.report.rows import Optima, error_rows, find_optima, paired, paired_by_name, scored_rows
 from smimbench.report.verdict import summary, verdicts
 from smimbench.run.answers import Answers
 from smimbench.run.campaign import other_versions
 from smimbench.run.store import Store, settings_folder, theory_folder
 from smimbench.suite.cells import Suite
+
+
+@dataclass(frozen=True)
+class ResultsTable:
+    """All rows of a suite with what follows from them: what ``show`` prints.
+
+    Attributes
+    ----------
+    target : float
+        Error that counts as reached where the optimum is 0.
+    status_counts : dict
+        Number of cells per status, and how many are ``missing``.
+    other_versions : list of dict
+        Stored cells that other versions of an item made.
+    left_out : sequence of str
+        Problems and algorithms that cannot be made here.
+    against : str or None
+        Algorithm that verdicts compare others with; None: the best.
+    """
+
+    suite: str
+    title: str
+    description: str
+    target: float
+    rows: Sequence[Row]
+    status_counts: dict[str, int]
+    missing: int
+    other_versions: list[JsonObject]
+    left_out: Sequence[str] = ()
+    against: str | None = None
+
+    @cached_property
+    @np.errstate(over="ignore", invalid="ignore")  # values may be as large as numbers go
+    def verdicts(self) -> list[JsonObject]:
+        """A verdict on every problem."""
+        return verdicts(self.rows, self.against)
+
+    @cached_property
+    @np.errstate(over="ignore", invalid="ignore")
+    def summary(self) -> list[JsonObject]:
+        """All problems together."""
+        return summary(self.rows)
+
+    @cached_property
+    @np.errstate(over="ignore", invalid="ignore")
+    def extrapolated(self) -> list[Limit]:
+        """Limits at infinite dimension, where there are three dimensions or more."""
+        return extrapolated_rows(self.rows, self.target)
+
+    def about(self) -> JsonObject:
+        """What does not follow from the rows."""
+        return {
+            "suite": self.suite,
+            "title": self.title,
+            "description": self.description,
+            "status_counts": self.status_counts,
+            "missing": self.missing,
+            "other_versions": self.other_versions,
+            **({"left_out": list(self.left_out)} if self.left_out else {}),
+        }
+
+    def document(self) -> JsonObject:
+        """What ``show --json`` prints."""
+        about = self.about()
+        return {
+            **{key: about.pop(key) for key in ("suite", "title", "description")},
+            "verdicts": self.verdicts,
+            "summary": self.summary,
+            "rows": [row.document() for row in self.rows],
+            "extrapolated": [limit.document() for limit in self.extrapolated],
+            **about,
+        }
 
 
 class Results:
@@ -49,12 +123,12 @@ class Results:
         self.counts = dict(Counter(record["status"] for _, record in self.pairs))
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> list[Row]:
         """Rows of the error table."""
-        return Rows([*error_rows(self.pairs, self.suite, self.store, self.answers, lambda: self.optima), *self.scored])
+        return [*error_rows(self.pairs, self.suite, self.store, self.answers, lambda: self.optima), *self.scored]
 
     @cached_property
-    def scored(self) -> list[JsonObject]:
+    def scored(self) -> list[Row]:
         """Rows of estimates from elsewhere."""
         return scored_rows(self.suite, self.store, self.answers, self.optima)
 
@@ -62,11 +136,6 @@ class Results:
     def optima(self) -> Optima:
         """The Bayes-optimal error at finite size, where it is known."""
         return find_optima(self.pairs, self.suite, self.answers)
-
-    @cached_property
-    def extrapolated(self) -> list[JsonObject]:
-        """Values at infinite dimension, where there are three dimensions or more."""
-        return extrapolated_rows(self.rows, self.suite.run.target)
 
     @cached_property
     def others(self) -> list[JsonObject]:
@@ -77,21 +146,17 @@ class Results:
         """Cells on these backends that have no record."""
         return sum(len(self.suite.cells(backend)) for backend in backends) - len(self.pairs)
 
-    def document(self) -> JsonObject:
-        """What ``show --json`` prints."""
-        rows = self.rows
-        with np.errstate(over="ignore", invalid="ignore"):  # values may be as large as numbers go
-            follows = {"verdicts": verdicts(rows), "summary": summary(rows), "extrapolated": self.extrapolated}
-        return {
-            "suite": self.suite.name,
-            "title": self.suite.title,
-            "description": self.suite.description,
-            "verdicts": follows["verdicts"],
-            "summary": follows["summary"],
-            "rows": rows,
-            "extrapolated": follows["extrapolated"],
-            "status_counts": self.counts,
-            "missing": len(self.cells) - len(self.pairs),
-            "other_versions": self.others,
-            **({"left_out": list(self.suite.left_out)} if self.suite.left_out else {}),
-        }
+    @property
+    def table(self) -> ResultsTable:
+        """Rows with what follows from them."""
+        return ResultsTable(
+            self.suite.name,
+            self.suite.title,
+            self.suite.description,
+            self.suite.run.target,
+            self.rows,
+            self.counts,
+            len(self.cells) - len(self.pairs),
+            self.others,
+            self.suite.left_out,
+        )

@@ -19,11 +19,24 @@ from smimbench.registry.metrics import find_metric, metrics_of_accounts, theory_
 from smimbench.registry.registry import RegistryError
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of
 from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
+from smimbench.report.row import (
+    Estimate,
+    HalfOverlap,
+    Identity,
+    LearningOrder,
+    OptimalValue,
+    Place,
+    PredictedNumber,
+    Prediction,
+    Row,
+    Runs,
+)
 from smimbench.report.statistics import (
     against_theory,
     clock_remarks,
     instance_of,
     learning_order,
+    mean_and_error,
     mean_diagnostics,
     near_threshold,
     ratio_to_bayes,
@@ -45,30 +58,6 @@ Pair = tuple[Cell, JsonObject]
 
 Optima = Mapping[tuple[str, float, int], Optimum]
 """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension."""
-
-
-class Rows(list[JsonObject]):
-    """A list of rows that a notebook shows as a verdict and a table."""
-
-    @property
-    def table(self) -> Any:
-        """Mean, standard error, prediction and optimum, one row per problem, algorithm, sample ratio, dimension, metric and
-        component: a flat frame of pandas or polars, or a list of dicts.
-        """
-        from smimbench.report.notebook import frame
-        from smimbench.report.text_files import flat_rows
-
-        return frame(flat_rows(self))
-
-    def __repr__(self) -> str:
-        from smimbench.report.notebook import rows_text
-
-        return rows_text(self)
-
-    def _repr_html_(self) -> str | None:
-        from smimbench.report.notebook import rows_html
-
-        return rows_html(self)
 
 
 # -- records --------------------------------------------------------------------------------------------------------------
@@ -279,16 +268,13 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[PlaceRuns]:
 
 def error_rows(
     pairs: Sequence[Pair], suite: Suite, store: Store, answers: Answers, find: Callable[[], Optima]
-) -> list[JsonObject]:
+) -> list[Row]:
     """Rows of the error table, in the order of the suite.
 
-    A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. ``mean`` and ``sem``
-    (standard error of the mean) are over all cells that ended with a finite estimate, whatever their status;
-    ``status_counts`` counts all. Two verdicts: ``own_theory`` is the prediction for the algorithm, with ``own_z``
-    (None, with the reason in ``no_theory``, where it says nothing), ``bayes`` the Bayes-optimal value at the sample ratio
-    really used, with ``ratio_to_bayes``. ``theory``, ``difference`` and ``z`` go by the first where there is one, else by the
-    second. Runs are pooled by what was run, never by its label: ``identity`` has problem and algorithm without versions.
-    Theory that is not stored is None.
+    A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. Its estimate is over all
+    cells that ended with a finite one, whatever their status. Its theory is the prediction for the algorithm where there is one,
+    else the Bayes-optimal value at the sample ratio really used. Runs are pooled by what was run, never by its label. Theory that
+    is not stored is None.
 
     Parameters
     ----------
@@ -310,7 +296,7 @@ def error_rows(
     if is_none_solved and isinstance(example, ProblemError) and example.key != "theory":
         # With that key its process ended, or had to: rows say so, the runs may be good. Otherwise nothing else is hidden.
         raise example
-    rows: list[JsonObject] = []
+    rows: list[Row] = []
     sized = find()
     for runs in places:
         problem, cell, records = runs.problem, runs.cell, runs.records
@@ -325,16 +311,17 @@ def error_rows(
             if not isinstance(own, str) and own.get("of_ok_runs") and any(r["status"] != Status.OK for r in records):
                 own = "its prediction holds only if every run ends ok, and not all did"
             near = _near(answers, problem, records, runs.ratio, cell.dimension)
-        place = _place(cell.place, cell.backend, runs.ratio, cell.origin)
+        problem_label, algorithm_label, alpha, dimension = cell.place
+        place = Place(problem_label, algorithm_label, cell.backend, runs.ratio, alpha, dimension, cell.origin)
         theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)
-        items = {"problem": cell.problem, "algorithm": cell.described}
+        items = Identity(without("version", cell.problem), without("version", cell.described))
         rows += _rows_of_place(place, problem, items, records, theory, suite, store)
     return distinguish(rows)
 
 
 def rows_of_points(
     suite: Suite, points: Sequence[Point], records: Sequence[JsonObject], answers: Answers, sized: Optima
-) -> list[JsonObject]:
+) -> list[Row]:
     """Rows for externally computed estimates (see ``smimbench.run.external``); replicates of one point share a row.
 
     They have all metrics that can be measured of an estimate alone.
@@ -343,33 +330,29 @@ def rows_of_points(
         zip(points, records, strict=True),
         lambda one: (one[0].plan.label, one[1]["algorithm"], one[0].alpha, one[0].dimension),
     )
-    rows = []
-    for what, members in groups.items():
-        problem, algorithm = members[0][0].plan.problem, what[1]
-        ratio = sample_ratio(problem, *what[2:])
-        place, found = _place(what, ELSEWHERE, ratio), [record for _, record in members]
+    rows: list[Row] = []
+    for (label, algorithm, alpha, dimension), members in groups.items():
+        problem = members[0][0].plan.problem
+        ratio = sample_ratio(problem, alpha, dimension)
+        place = Place(label, algorithm, ELSEWHERE, ratio, alpha, dimension)
         point = bayes_point(answers, problem, ratio)
         theory = Theory(point, NO_THEORY if point else "", _sized(sized, place), None)
         metrics = list(trajectory_metrics(problem.model.name))
-        items = {"problem": problem.spec, "algorithm": {"name": algorithm}}
-        rows += _rows_of_place(place, problem, items, found, theory, suite, Store(""), metrics)
+        items = Identity(without("version", problem.spec), {"name": algorithm})
+        rows += _rows_of_place(
+            place, problem, items, [record for _, record in members], theory, suite, Store(""), metrics
+        )
     return rows
 
 
-def scored_rows(suite: Suite, store: Store, answers: Answers, sized: Optima) -> list[JsonObject]:
+def scored_rows(suite: Suite, store: Store, answers: Answers, sized: Optima) -> list[Row]:
     """Rows of externally computed estimates stored by ``smimbench score``, for the metrics of the suite."""
     rows = rows_of_points(suite, *kept_scores(suite, store), answers, sized)
-    return [row for row in rows if row["metric"] in suite.run.metrics]
+    return [row for row in rows if row.metric in suite.run.metrics]
 
 
-def _place(what: tuple[str, str, float, int], backend: str, ratio: float, origin: str = "") -> JsonObject:
-    problem, algorithm, alpha, dimension = what
-    return {"problem": problem, "algorithm": algorithm, "backend": backend, "alpha": ratio, "nominal_alpha": alpha,
-            "dimension": dimension, "settings": origin}  # fmt: skip
-
-
-def _sized(sized: Optima, place: JsonObject) -> Optimum | None:
-    return sized.get((place["problem"], place["nominal_alpha"], place["dimension"]))
+def _sized(sized: Optima, place: Place) -> Optimum | None:
+    return sized.get((place.problem, place.nominal_alpha, place.dimension))
 
 
 class Theory(NamedTuple):
@@ -384,15 +367,15 @@ class Theory(NamedTuple):
 
 
 def _rows_of_place(
-    place: JsonObject,
+    place: Place,
     problem: Problem,
-    items: JsonObject,
+    identity: Identity,
     records: Sequence[JsonObject],
     theory: Theory,
     suite: Suite,
     store: Store,
     metrics: Sequence[str] = (),
-) -> list[JsonObject]:
+) -> list[Row]:
     """One row per metric (those of the suite, or others) and component for the runs of one place."""
     fresh, target, components = any(map(used_fresh, records)), suite.run.target, problem.components
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED]
@@ -406,8 +389,8 @@ def _rows_of_place(
         metric = find_metric(name, problem.model.name)
         return theory_of(metric, problem, point, components, complaints) if point else ([None] * components,) * 2
 
-    layers: list[JsonObject] = []
-    order: JsonObject | None = None
+    layers: list[HalfOverlap] = []
+    order: LearningOrder | None = None
     if bayes is not None and components > 1:
         # What draws its own samples has no epochs.
         samples = math.nan if fresh else next((float(r["samples"]) for r in records if "samples" in r), math.nan)
@@ -417,22 +400,18 @@ def _rows_of_place(
     unsolved = {reason} if bayes is None and reason else set()
     best = optimum if optimum is not None or bayes is None else limit_of(bayes)
     goals = None if best is None else [best.goal(instance_of(record)) for record in records]
-    shared = {
-        **runtime(records, courses, goals, target),
-        "target": target,
-        "still_moving": None if fresh else still_moving(records, courses, target),
-        "learning_order": order,
-        "findings": mean_diagnostics(records, own),
-        "restarts": sum(r.get("restarts", 0) for r in records),
-        "status_counts": dict(Counter(r["status"] for r in records)),
-        "reasons": sorted({reason_of(r, near) for r in records if r["status"] != Status.OK}),
-        "warnings": sorted(
-            {w for r in records for w in r.get("warnings", [])} | unsolved | set(clock_remarks(records))
-        ),
-        "identity": without("version", items),
-        "component_word": component_word(problem),
-        "dimension_letter": letter(problem.model),
-    }
+    cost = runtime(records, courses, goals, target)
+    runs = Runs(
+        status_counts=dict(Counter(r["status"] for r in records)),
+        reasons=sorted({reason_of(r, near) for r in records if r["status"] != Status.OK}),
+        warnings=sorted({w for r in records for w in r.get("warnings", [])} | unsolved | set(clock_remarks(records))),
+        blank=[],
+        restarts=sum(r.get("restarts", 0) for r in records),
+        still_moving=None if fresh else still_moving(records, courses, target),
+        learning_order=order,
+        half_overlap=None,
+        findings=mean_diagnostics(records, own),
+    )
     rows = []
     for name in metrics or suite.run.metrics:
         metric = find_metric(name, problem.model.name)
@@ -441,40 +420,53 @@ def _rows_of_place(
         count = components if metric.per_component else 1
         # A prediction for the starts of these runs is one for their size.
         coefficients = (own.get("finite_size") or {}).get(name) or [0.0 if own.get("at_size") else None] * count
+        blank = sorted({r["blank"][name] for r in records if name in r.get("blank", {})})
         for k in range(count):
             least = optimal[k], optimal_errors[k], LIMIT
             if best is not None and name == "mse":
                 least = float(best.value[k]), float(best.error[k]), best.source
             known = values[k] is not None
             point = own if known else bayes or {}
-            row = {
-                **place, "values": values_of(usable, name, k), "metric": name, "component": k + 1 if count > 1 else None,
-                "own_theory": values[k], "own_theory_error": errors[k], "own_coefficient": coefficients[k],
-                "no_theory": None if known else next(iter(complaints), reason) or None,
-                "bayes": optimal[k], "bayes_error": optimal_errors[k],
-                **dict(zip(("optimum", "optimum_error", "optimum_source"), least)),
-                "blank": sorted({r["blank"][name] for r in records if name in r.get("blank", {})}),
-                "branch": point.get("branch"), "theory_method": point.get("method"),
-                **shared, "half_overlap": layers[k] if layers and metric.per_component else None,
-            }  # fmt: skip
-            rows.append({**row, **derived(row)})
+            missing = None if known else next(iter(complaints), reason) or None
+            source = point.get("branch"), point.get("method")
+            runs_of_row = replace(
+                runs, blank=blank, half_overlap=layers[k] if layers and metric.per_component else None
+            )
+            prediction = Prediction(values[k], errors[k], coefficients[k], missing, *source)
+            optimal_value = OptimalValue(optimal[k], optimal_errors[k], *least)
+            numbers = values_of(usable, name, k)
+            with np.errstate(over="ignore"):  # values may be as large as numbers go
+                array = np.array(list(numbers.values()))
+                estimate = mean_and_error(array)
+                own_distance = against_theory(estimate, prediction.value, prediction.error)
+                distance = (
+                    own_distance if known else against_theory(estimate, optimal_value.limit, optimal_value.limit_error)
+                )
+                if metric.direction == "lower":
+                    ratio = ratio_to_bayes(array, optimal_value.limit, target, optimal_value.value)
+                    optimal_value = replace(optimal_value, ratio=ratio)
+            rows.append(
+                Row(
+                    place=place,
+                    metric=name,
+                    component=k + 1 if count > 1 else None,
+                    target=target,
+                    estimate=Estimate(numbers, len(numbers), *estimate),
+                    prediction=replace(prediction, z=own_distance.z),
+                    optimum=optimal_value,
+                    theory=distance,
+                    cost=cost,
+                    runs=runs_of_row,
+                    identity=identity,
+                    component_word=component_word(problem),
+                    dimension_letter=letter(problem.model),
+                )
+            )
     if own:  # once for a place
-        rows[0] |= {
-            "also_predicted": _also_predicted(usable, records, courses, own, problem, metrics or suite.run.metrics),
-            "teachers": _teachers(usable, problem, own),
-        }
+        others = _also_predicted(usable, records, courses, own, problem, metrics or suite.run.metrics)
+        prediction = replace(rows[0].prediction, others=others, teachers=_teachers(usable, problem, own))
+        rows[0] = replace(rows[0], prediction=prediction)
     return rows
-
-
-@np.errstate(over="ignore")
-def derived(row: JsonObject) -> JsonObject:
-    """What follows from the values of the runs of a row and from its theory; infinite where it overflows."""
-    values, known = np.array(list(row["values"].values())), row["own_theory"] is not None
-    theory = "own_theory" if known else "bayes"
-    found = against_theory(values, row[theory], row[f"{theory}_error"])
-    is_error = find_metric(row["metric"]).direction == "lower"
-    ratio = ratio_to_bayes(values, row["bayes"], row["target"], row["optimum"]) if is_error else None
-    return {"n": len(values), **found, "own_z": found["z"] if known else None, "ratio_to_bayes": ratio}
 
 
 CHECKPOINTS = (0.125, 0.25, 0.5)
@@ -484,9 +476,9 @@ CHECKPOINTS = (0.125, 0.25, 0.5)
 def _also_predicted(
     usable: Sequence[JsonObject], records: Sequence[JsonObject], courses: Sequence[Any], own: JsonObject, problem: Problem,
     listed: Sequence[str],
-) -> list[JsonObject]:  # fmt: skip
+) -> list[PredictedNumber]:  # fmt: skip
     """Predicted quantities without a row: metrics from the algorithm's own theory, and points on its trajectory."""
-    found: list[JsonObject] = []
+    numbers: list[PredictedNumber] = []
     of_size = 0.0 if own.get("at_size") else None
 
     def add(
@@ -495,8 +487,8 @@ def _also_predicted(
         for k, value in enumerate(expected):
             known = {} if value is None else values(k)
             if known or at is not None:
-                found.append({"metric": name, "component": k + 1 if len(expected) > 1 else None, "at": at, "values": known,
-                              "coefficient": of_size, "prediction": value, "error": errors[k]})  # fmt: skip
+                component = k + 1 if len(expected) > 1 else None
+                numbers.append(PredictedNumber(name, component, at, known, of_size, value, errors[k]))
 
     for name in metrics_of_accounts(problem.model.name):
         if name not in listed:
@@ -516,7 +508,7 @@ def _also_predicted(
             blank = np.zeros((len(times), problem.components))
             middles, spreads = (np.ravel(course.get(key, blank)[i]).tolist() for key in ("mse", "mse_error"))
             add("mse", share, middles, spreads, partial(_values_at, runs, clock, float(times[i])))
-    return found
+    return numbers
 
 
 def _values_at(
@@ -536,7 +528,7 @@ def _at(run: JsonObject, clock: str, time: float, component: int, *, ended: bool
     return float(np.interp(time, ticks, errors, right=None if ended else math.nan))
 
 
-def _teachers(records: Sequence[JsonObject], problem: Problem, own: JsonObject) -> JsonObject:
+def _teachers(records: Sequence[JsonObject], problem: Problem, own: JsonObject) -> dict[str, list[float]]:
     """Relative excess of the squared length of every instance's teacher over its mean, per component.
 
     A prediction for the starts of these very runs has their teachers in it: only differences between them count then.

@@ -13,6 +13,18 @@ from smimbench.backend.roofline import fraction
 from smimbench.files import JsonObject
 from smimbench.interfaces import Host
 from smimbench.numerics.statistics import ROUNDING, quantile
+from smimbench.report.row import (
+    Comparison,
+    Cost,
+    Finding,
+    HalfOverlap,
+    LearnedSequence,
+    LearningFactor,
+    LearningOrder,
+    Nearness,
+    Row,
+    StillMoving,
+)
 from smimbench.run.loop import READINGS, Status
 
 Record = JsonObject
@@ -45,15 +57,15 @@ def instance_of(record: Record, number: int = 0) -> str:
     return f"{cell.get('seed', 'elsewhere')}/{cell.get('replicate', number)}"
 
 
-def runs_of(row: JsonObject) -> int:
-    """Runs of a row that were not skipped."""
-    return sum(count for status, count in row["status_counts"].items() if status != Status.SKIPPED)
+def count_runs(status_counts: Mapping[str, int]) -> int:
+    """Runs that were not skipped."""
+    return sum(count for status, count in status_counts.items() if status != Status.SKIPPED)
 
 
-def failed_runs(row: JsonObject) -> int:
+def failed_runs(row: Row) -> int:
     """Runs of a row that have no value because of how they ended."""
-    runs, ended_ok = runs_of(row), int(row["status_counts"].get(Status.OK, 0))
-    return max(0, min(runs - len(row["values"]), runs - ended_ok))
+    runs, ended_ok = count_runs(row.runs.status_counts), row.runs.status_counts.get(Status.OK, 0)
+    return max(0, min(runs - len(row.estimate.values), runs - ended_ok))
 
 
 def mean_of(values: Sequence[float] | Host) -> float | None:
@@ -61,26 +73,31 @@ def mean_of(values: Sequence[float] | Host) -> float | None:
     return float(np.mean(values)) if len(values) else None
 
 
+class MeanAndError(NamedTuple):
+    """A mean and its standard error."""
+
+    mean: float | None
+    sem: float | None
+
+
 @np.errstate(over="ignore")
-def mean_and_error(values: Host) -> JsonObject:
+def mean_and_error(values: Host) -> MeanAndError:
     """Mean of values, and its standard error if there are at least two."""
     n = len(values)
-    return {
-        "mean": float(values.mean()) if n else None,
-        "sem": float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None,
-    }
+    mean = float(values.mean()) if n else None
+    return MeanAndError(mean, float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None)
 
 
-def against_theory(values: Host, expected: float | None, error: float | None) -> JsonObject:
-    """Mean, standard error, theory and its error; ``z`` is their difference in units of both errors together."""
-    found = mean_and_error(values)
-    mean, sem = found["mean"], found["sem"]
-    difference = mean - expected if mean is not None and expected is not None else None
-    z = None
-    if difference is not None and sem is not None:
+def against_theory(estimate: MeanAndError, expected: float | None, error: float | None) -> Comparison:
+    """A mean against theory; ``z`` is their difference in units of both errors together."""
+    mean, sem = estimate
+    if mean is None or expected is None:
+        return Comparison(expected, error, None, None)
+    difference, z = mean - expected, None
+    if sem is not None:
         scale = math.hypot(sem, error or 0.0)
         z = difference / scale if scale > ROUNDING * abs(mean) and expected != 0 else None
-    return {**found, "theory": expected, "theory_error": error, "difference": difference, "z": z}
+    return Comparison(expected, error, difference, z)
 
 
 def ratio_to_bayes(values: Host, bayes: float | None, target: float, optimum: float | None = None) -> float | None:
@@ -90,21 +107,21 @@ def ratio_to_bayes(values: Host, bayes: float | None, target: float, optimum: fl
     return float(values.mean() / (optimum or bayes))
 
 
-def mean_diagnostics(records: Sequence[Record], theory: JsonObject) -> dict[str, list[JsonObject]]:
+def mean_diagnostics(records: Sequence[Record], theory: JsonObject) -> dict[str, list[Finding]]:
     """Further numbers that runs report, one entry for each number, with its theory."""
     reported: dict[str, list[Any]] = {}
     for record in records:
         for name, values in (record.get("final") or {}).items():
             if isinstance(values, list) and name not in {*READINGS, "spectrum"}:
                 reported.setdefault(name, []).append(values)
-    found: dict[str, list[JsonObject]] = {}
+    findings: dict[str, list[Finding]] = {}
     for name, lists in sorted(reported.items()):
-        expected, found[name] = theory.get(name) or [], []
+        expected, findings[name] = theory.get(name) or [], []
         for i in range(max(map(len, lists))):
             values = np.array([own[i] for own in lists if i < len(own) and own[i] is not None], dtype=float)
-            counts = {"found": len(values), "runs": len(lists), "theory": expected[i] if i < len(expected) else None}
-            found[name].append({**mean_and_error(values), **counts})
-    return found
+            predicted = expected[i] if i < len(expected) else None
+            findings[name].append(Finding(*mean_and_error(values), len(values), len(lists), predicted))
+    return findings
 
 
 # -- intervals by Student's t ---------------------------------------------------------------------------------------------
@@ -140,14 +157,16 @@ def change_between(before: Mapping[Any, float], after: Mapping[Any, float]) -> C
     """
     if common := shared_instances(before, after):
         paired = mean_and_error(np.array([after[key] - before[key] for key in common]))
-        return Change(paired["mean"], paired["sem"], len(common) - 1.0)
+        assert paired.mean is not None
+        assert paired.sem is not None
+        return Change(paired.mean, paired.sem, len(common) - 1.0)
     a, b = (mean_and_error(np.array(list(side.values()))) for side in (before, after))
-    if a["sem"] is None or b["sem"] is None:
+    if a.mean is None or a.sem is None or b.mean is None or b.sem is None:
         return None
-    error = math.hypot(a["sem"], b["sem"])
+    error = math.hypot(a.sem, b.sem)
     # Welch and Satterthwaite
-    spread = a["sem"] ** 4 / (len(before) - 1) + b["sem"] ** 4 / (len(after) - 1)
-    return Change(b["mean"] - a["mean"], error, error**4 / spread if spread > 0 else math.inf)
+    spread = a.sem**4 / (len(before) - 1) + b.sem**4 / (len(after) - 1)
+    return Change(b.mean - a.mean, error, error**4 / spread if spread > 0 else math.inf)
 
 
 def mean_change(changes: Sequence[Change]) -> Change:
@@ -193,35 +212,39 @@ def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
 
 def runtime(
     records: Sequence[Record], trajectories: Sequence[Trajectory | None], goals: Sequence[Host] | None, target: float
-) -> JsonObject:
+) -> Cost:
     """Times, iterations and memory for the runtime tables; ``trajectories`` are None for lost runs, ``goals`` are optimal
     errors (P,) per run.
     """
     timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
-    near: JsonObject = {}
+    near: dict[Any, Nearness] = {}
     for epsilon in EPSILONS:
         if goals is None:
-            near[f"{epsilon:g}"] = dict.fromkeys(("seconds", "iterations", "fraction"))
+            near[f"{epsilon:g}"] = Nearness(None, None, None)
             continue
         hits = [time_near(t, near_goal(goal, epsilon, target)) for t, goal in zip(trajectories, goals)]
         # An attempt that was given up counts in the time to get there.
         times = [hit["seconds"] + (r.get("timing") or {}).get("lost_seconds", 0.0) for hit, r in zip(hits, records)]
-        near[f"{epsilon:g}"] = {
-            "seconds": _median_time(times),
-            "iterations": _median_time([hit["iteration"] for hit in hits]),
-            "fraction": mean_of([math.isfinite(time) for time in times]),
-        }
-    return {
-        "seconds": mean_of([t["seconds"] + t.get("lost_seconds", 0.0) for t in timings]),
-        "cpu_seconds": mean_of([t["cpu_seconds"] for t in timings]),
-        "iterations": mean_of([r["iterations"] for r in records if "iterations" in r]),
-        **{name: mean_of([t[name] for t in timings if t.get(name)]) for name in ("first_iteration", "per_iteration")},
-        "peak_memory": max((t["peak_memory"] for t in timings if t.get("peak_memory")), default=None),
-        **efficiency(records),
-        "trusted": bool(timings) and all(t.get("trusted") for t in timings),
-        "machines": sorted({t["machine"] for t in timings}),
-        "time_to_theory": near,
-    }
+        near[f"{epsilon:g}"] = Nearness(
+            _median_time(times),
+            _median_time([hit["iteration"] for hit in hits]),
+            mean_of([math.isfinite(time) for time in times]),
+        )
+    ceiling_fraction, ceiling = efficiency(records)
+    return Cost(
+        seconds=mean_of([t["seconds"] + t.get("lost_seconds", 0.0) for t in timings]),
+        cpu_seconds=mean_of([t["cpu_seconds"] for t in timings]),
+        iterations=mean_of([r["iterations"] for r in records if "iterations" in r]),
+        first_iteration=mean_of([t["first_iteration"] for t in timings if t.get("first_iteration")]),
+        per_iteration=mean_of([t["per_iteration"] for t in timings if t.get("per_iteration")]),
+        peak_memory=max((t["peak_memory"] for t in timings if t.get("peak_memory")), default=None),
+        ceiling_fraction=ceiling_fraction,
+        ceiling=ceiling,
+        device_seconds=mean_of([t["device_seconds"] for t in timings if t.get("device_seconds")]),
+        trusted=bool(timings) and all(t.get("trusted") for t in timings),
+        machines=sorted({t["machine"] for t in timings}),
+        near=near,
+    )
 
 
 def clock_remarks(records: Sequence[Record]) -> list[str]:
@@ -247,22 +270,16 @@ def _median_time(values: Sequence[float] | Host) -> float | None:
     return middle if math.isfinite(middle) else None
 
 
-def efficiency(records: Sequence[Record]) -> JsonObject:
+def efficiency(records: Sequence[Record]) -> tuple[float | None, str | None]:
     """Mean fraction of the ceiling that bounds an iteration, and which ceiling that is; None where it is not known."""
-    found, device = [], []
+    shares = []
     for record in records:
         timing, cell = record.get("timing") or {}, record.get("cell") or {}
-        if timing.get("device_seconds"):
-            device.append(timing["device_seconds"])
         if timing.get("per_iteration") and timing.get("cost") and timing.get("ceilings"):
             kind, tf32 = cell.get("dtype", "float64"), cell.get("tf32", False)
-            one = fraction(timing["per_iteration"], timing["cost"], timing["ceilings"], kind, tf32=tf32)
-            found += [one] if one else []
-    return {
-        "ceiling_fraction": mean_of([one.value for one in found]),
-        "ceiling": found[0].bound if found else None,
-        "device_seconds": mean_of(device),
-    }
+            share = fraction(timing["per_iteration"], timing["cost"], timing["ceilings"], kind, tf32=tf32)
+            shares += [share] if share else []
+    return mean_of([share.value for share in shares]), shares[0].bound if shares else None
 
 
 # -- the end of a run -----------------------------------------------------------------------------------------------------
@@ -273,18 +290,12 @@ PART = 0.15
 
 def still_moving(
     records: Sequence[Record], trajectories: Sequence[Trajectory | None], target: float
-) -> JsonObject | None:
+) -> StillMoving | None:
     """Runs of one row whose error was still changing; None if fewer than three in four were.
 
     Only runs that ended because their steps were over can: the others were ended by a rule. A run moves where the mean error of
     its last ``PART`` differs from that of the part before by 5% and by 4 standard errors of the
     noise within them, and the part before those in the same direction; errors below ``target`` count as 0.
-
-    Returns
-    -------
-    dict or None
-        ``runs`` that moved; ``change``, the median of their relative changes; ``lowest``, the median over them of the lowest
-        error on the way over that at the end.
     """
     changes = [
         found
@@ -296,7 +307,7 @@ def still_moving(
     if not moved or 4 * len(moved) < 3 * len(changes):
         return None
     change, lowest = (float(np.median(values)) for values in zip(*moved))
-    return {"runs": len(moved), "change": change, "lowest": lowest}
+    return StillMoving(len(moved), change, lowest)
 
 
 def _late_change(trajectory: Trajectory, target: float) -> tuple[float, float] | None:
@@ -373,12 +384,10 @@ def near_threshold(found: JsonObject, alpha: float, count: int, word: str = "com
 
 # -- order of learning ----------------------------------------------------------------------------------------------------
 
-LAYER = ("target", "fraction", "iterations", "samples", "epochs", "seconds")
-
 
 def learning_order(
     trajectories: Sequence[Trajectory | None], bayes: Sequence[float], samples: float
-) -> tuple[list[JsonObject], JsonObject]:
+) -> tuple[list[HalfOverlap], LearningOrder]:
     """When each layer was learned, and in what order.
 
     A layer counts as learned when its overlap first reaches half of the Bayes-optimal one. Layers count from 1.
@@ -395,45 +404,37 @@ def learning_order(
 
     Returns
     -------
-    layers : list of dict
-        For every layer ``target`` (None where nothing can be learned), ``fraction`` of runs that reach it, and the median
-        ``iterations``, ``samples``, ``epochs`` and ``seconds`` over all runs (runs that never get there count as infinity;
-        None stands for infinity or for samples that were not counted).
-    order : dict
-        ``sequences``: list of ``{"layers": [2, 1], "runs": 7}``, most frequent first, with the layers in the order in
-        which they were learned; ``success``: fraction of runs that learned every layer that can be learned; ``factor``:
-        time to the last learned layer over time to the first, ``{"mean", "sem", "runs", "axis"}``, geometric mean over
-        the runs that learned all, or None.
+    layers : list of HalfOverlap
+        Medians over all runs, in which those that never get there count as infinity; None stands for infinity, for samples that
+        were not counted, and for a layer of which nothing can be learned.
+    order : LearningOrder
+        Of the layers that can be learned; the factor is the geometric mean over the runs that learned all.
     """
     wanted = [k for k, value in enumerate(bayes) if value > 1e-3]
     # (runs, layers that can be learned, axes)
     times = np.array([
         [first_time(t, None if t is None else t["overlap"][:, k] >= 0.5 * bayes[k]) for k in wanted] for t in trajectories
     ]).reshape(len(trajectories), len(wanted), len(AXES))  # fmt: skip
-    layers: list[JsonObject] = [dict.fromkeys(LAYER) for _ in bayes]
+    layers = [HalfOverlap() for _ in bayes]
     for k, hits in zip(wanted, times.transpose(1, 2, 0)):
         iterations, seen, seconds = map(_median_time, hits)
         share, epochs = mean_of(np.isfinite(hits[0])), None if seen is None or math.isnan(samples) else seen / samples
-        layers[k] = dict(zip(LAYER, (0.5 * bayes[k], share, iterations, seen, epochs, seconds)))
+        layers[k] = HalfOverlap(0.5 * bayes[k], share, iterations, seen, epochs, seconds)
     first = times[..., 0]
     ranked = [sorted((at, wanted[i] + 1) for i, at in enumerate(run) if math.isfinite(at)) for run in first]
     sequences = Counter(tuple(layer for _, layer in run) for run in ranked)
     complete = np.isfinite(first).all(axis=1)
-    order = {
-        "sequences": [{"layers": list(key), "runs": count} for key, count in sequences.most_common()],
-        "success": mean_of(complete),
-        "factor": _last_over_first(times[complete]),
-    }
-    return layers, order
+    counted = [LearnedSequence(list(learned), count) for learned, count in sequences.most_common()]
+    return layers, LearningOrder(counted, mean_of(complete), _last_over_first(times[complete]))
 
 
-def _last_over_first(times: Host) -> JsonObject | None:
+def _last_over_first(times: Host) -> LearningFactor | None:
     counted = not np.isnan(times[..., 1]).any()
     spans = times[..., 1 if counted else 0]
     spans = spans[(spans > 0).all(axis=1)] if spans.shape[1] > 1 else spans[:0]
     if not len(spans):
         return None
     logs = np.log(spans.max(axis=1) / spans.min(axis=1))
-    mean, error = float(np.exp(logs.mean())), mean_and_error(logs)["sem"]
+    mean, error = float(np.exp(logs.mean())), mean_and_error(logs).sem
     sem = None if error is None else mean * error
-    return {"mean": mean, "sem": sem, "runs": len(logs), "axis": "samples" if counted else "iterations"}
+    return LearningFactor(mean, sem, len(logs), "samples" if counted else "iterations")

@@ -22,6 +22,7 @@ import numpy as np
 
 from smimbench.files import JsonObject, printable, steady_folder, write_atomically
 from smimbench.registry.registry import BUILT_IN, get_registry
+from smimbench.report.row import Row
 from smimbench.report.text_files import csv_text
 from smimbench.suite.cells import Suite
 
@@ -252,10 +253,10 @@ def svg_text(figure: Any) -> tuple[str, Callable[[Any], Any]]:
     return buffer.getvalue(), lambda pixels: (pixels / figure.dpi - corner) * [72, -72]
 
 
-def looks_of(suite: Suite, rows: Sequence[JsonObject] = ()) -> dict[str, Look]:
+def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
     """Styles of the algorithms of a suite, the same in all of its figures, and of labels that rows were told apart by."""
     named = {table["label"]: table["spec"]["name"] for table in suite.algorithms}
-    return looks({row["algorithm"]: row["identity"]["algorithm"]["name"] for row in rows} | named)
+    return looks({row.place.algorithm: row.identity.algorithm["name"] for row in rows} | named)
 
 
 def floor_of(values: Iterable[float], target: float) -> float:

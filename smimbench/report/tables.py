@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,22 +13,38 @@ from rich.text import Text
 
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import metric_label
-from smimbench.report.columns import SHORT, Column, make_table, marked_z, measured, number, percent, seconds, uncertain
+from smimbench.report.columns import (
+    SHORT,
+    Column,
+    column_of,
+    make_table,
+    marked_z,
+    measured,
+    number,
+    percent,
+    seconds,
+    uncertain,
+)
+from smimbench.report.comparison import OverallChange, RowChange
+from smimbench.report.extrapolation import Limit
 from smimbench.report.labels import grouped, letter_of, names_with_backend, of_largest_dimension, place
+from smimbench.report.row import Finding, HalfOverlap, OfRow, Row
 from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
 from smimbench.run.tuning import range_ends
 
-Rows = list[JsonObject]
 Columns = list[str | Column]
 WHERE: Columns = ["algorithm", "alpha", "D"]
 
 
-def _by_problem(rows: Iterable[Any], *more: str) -> dict[Any, Rows]:
-    """Rows grouped by problem and by further keys."""
-    return grouped(rows, lambda row: tuple(row[key] for key in ("problem", *more)) if more else row["problem"])
+def _by_problem(rows: Iterable[Any]) -> dict[str, list[Any]]:
+    return grouped(rows, lambda row: row.place.problem)
 
 
-def _cut(rows: Rows, full: bool, note: str) -> tuple[Rows, str]:
+def _by_metric(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
+    return grouped(rows, lambda row: (row.place.problem, row.metric))
+
+
+def _cut(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row], str]:
     """Rows that are shown, and a note on how many are not."""
     shown = rows if full else of_largest_dimension(rows)[:16]
     return shown, note if len(shown) == len(rows) else f"{note}; {len(shown)} of {len(rows)} rows; --full shows all"
@@ -36,64 +53,65 @@ def _cut(rows: Rows, full: bool, note: str) -> tuple[Rows, str]:
 # -- errors ---------------------------------------------------------------------------------------------------------------
 
 
-def differs(row: JsonObject) -> bool:
+def differs(row: Row | OfRow) -> bool:
     """Whether the prediction for the algorithm differs from the optimal value, or is missing."""
-    own = row.get("own_theory")
-    return bool(row.get("no_theory")) or (own is not None and own != row["bayes"])
+    own = row.prediction.value
+    return bool(row.prediction.reason) or (own is not None and own != row.optimum.limit)
 
 
-def _verdict(rows: Rows, *alone: str | Column) -> Columns:
+def _verdict(rows: Sequence[Row | OfRow], *alone: str | Column) -> Columns:
     """Predicted value for each algorithm and the optimal value, shown once with its error if both are equal."""
     if any(map(differs, rows)):
         return ["predicted", "z", "optimal"]
-    return [Column("optimal", uncertain, fields="theory theory_error"), *alone, "z"]
+    return [Column("optimal", uncertain, fields="theory.value theory.error"), *alone, "z"]
 
 
-def error_tables(rows: Sequence[JsonObject], *, full: bool = True) -> list[RenderableType]:
+def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableType]:
     """Error against theory, if it is known: one table per problem and metric, the largest excess over the optimum first."""
     tables = []
-    for (problem, metric), members in _by_problem(rows, "metric").items():
+    for (problem, metric), members in _by_metric(rows).items():
         shown, note = _cut(sorted(members, key=_worst), full, "worst first")
-        sizes = {row["dimension"] for row in shown}
+        sizes = {row.place.dimension for row in shown}
         size = f", {letter_of(members)} = {sizes.pop()}" if len(sizes) == 1 else ""
         columns = [*WHERE, "component", "n", "mean ± s.e.m.", *_verdict(members, "diff")]
         columns += ["at this D", "error / optimal", "status"]
-        against = " against theory" if any(row["theory"] is not None for row in members) else ""
+        against = " against theory" if any(row.theory.value is not None for row in members) else ""
         title = f"{problem}: {metric_label(metric)}{against}{size}"
         tables.append(make_table(title, columns, shown, note))
     return tables
 
 
-def _worst(row: JsonObject) -> tuple[float, ...]:
+def _worst(row: Row) -> tuple[float, ...]:
     """Sort key: failures first, then the largest ratio to the optimal error, or the largest distance if there is no ratio."""
-    bad = sum(count for name, count in row["status_counts"].items() if name not in ("ok", "skipped"))
-    distance = abs(row["mean"] - row["bayes"]) if None not in (row["mean"], row["bayes"]) else 0.0
-    ratio = math.inf if row["mean"] is None else row["ratio_to_bayes"] or 0.0
-    return -bad, -ratio, -distance, -abs(row["difference"] or 0.0), row["alpha"]
+    bad = sum(count for name, count in row.runs.status_counts.items() if name not in ("ok", "skipped"))
+    mean, optimum = row.estimate.mean, row.optimum.limit
+    distance = abs(mean - optimum) if mean is not None and optimum is not None else 0.0
+    ratio = math.inf if mean is None else row.optimum.ratio or 0.0
+    return -bad, -ratio, -distance, -abs(row.theory.difference or 0.0), row.place.alpha
 
 
-def missing_values(rows: Sequence[JsonObject]) -> list[str]:
+def missing_values(rows: Sequence[Row]) -> list[str]:
     """One line for every reason why algorithms have no prediction, or a metric is blank."""
-    reasons = grouped([row for row in rows if row.get("no_theory")], lambda row: row["no_theory"])
+    reasons = grouped([row for row in rows if row.prediction.reason], lambda row: row.prediction.reason)
     predictions = [
-        f"{', '.join(dict.fromkeys(row['algorithm'] for row in same))}: no prediction: {reason}"
+        f"{', '.join(dict.fromkeys(row.place.algorithm for row in same))}: no prediction: {reason}"
         for reason, same in reasons.items()
     ]
-    blank = [f"{row['algorithm']}: {row['metric']} is blank: {why}" for row in rows for why in row.get("blank", ())]
+    blank = [f"{row.place.algorithm}: {row.metric} is blank: {why}" for row in rows for why in row.runs.blank]
     return list(dict.fromkeys(predictions + blank))
 
 
 CONTENDER: Columns = [
-    "algorithm",
-    "settings",
-    "error / optimal",
+    column_of("algorithm", "algorithm"),
+    column_of("settings", "settings"),
+    column_of("error / optimal", "ratio_to_bayes ratio_error"),
     "mean error",
     "at 0",
     Column("as predicted", prediction_cell, words=True),
     Column("time to 5%", lambda c: seconds(c["near_seconds"]) or near_words(c), sorts="near_seconds"),
     Column("runs at 5%", percent, fields="near_fraction"),
-    "per run",
-    "status",
+    column_of("per run", "seconds"),
+    column_of("status", "status_counts moving"),
 ]
 """Columns of the contenders of a problem."""
 
@@ -110,12 +128,18 @@ def contender_tables(found: Sequence[JsonObject], make: Callable[..., Any] = mak
     for verdict in found:
         if len(verdict["contenders"]) > 1 and verdict["metric"]:
             tied = f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}" if verdict["tied"] else ""
-            title = f"{verdict['problem']}: all algorithms, {letter_of([verdict])} = {verdict['dimension']}"
+            title = f"{verdict['problem']}: all algorithms, {verdict['dimension_letter']} = {verdict['dimension']}"
             tables.append(make(title, CONTENDER, verdict["contenders"], f"best first{tied}"))
     return tables
 
 
-SUMMARY: Columns = ["algorithm", "instances", "error / optimal", "error / best", "95% interval"]
+SUMMARY: Columns = [
+    column_of("algorithm", "algorithm"),
+    "instances",
+    column_of("error / optimal", "ratio_to_bayes"),
+    "error / best",
+    "95% interval",
+]
 """Columns of the summary over all problems."""
 
 
@@ -127,18 +151,18 @@ def summary_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
 # -- time -----------------------------------------------------------------------------------------------------------------
 
 
-def runtime_tables(rows: Sequence[JsonObject], fingerprint: str, *, full: bool = True) -> list[RenderableType]:
+def runtime_tables(rows: Sequence[Row], fingerprint: str, *, full: bool = True) -> list[RenderableType]:
     """Runtime: one table per problem, slowest to reach theory first; times of other machines are named as such.
 
     What an algorithm refuses has taken no time and has no row.
     """
     tables = []
-    for problem, found in _by_problem(row for row in rows if set(row["status_counts"]) != {"skipped"}).items():
+    for problem, found in _by_problem(row for row in rows if set(row.runs.status_counts) != {"skipped"}).items():
         members = [same[0] for same in grouped(found, place).values()]
         note = "slowest first"
-        if not all(row["trusted"] for row in members):
+        if not all(row.cost.trusted for row in members):
             note += "; untrusted: cells may have run side by side (--timing)"
-        if foreign := sorted({m for row in members for m in row["machines"] if m != fingerprint}):
+        if foreign := sorted({m for row in members for m in row.cost.machines if m != fingerprint}):
             note += f"; some of another machine ({', '.join(foreign)})"
         shown, note = _cut(sorted(members, key=_slowest), full, note)
         nearness: Columns = ["to 50%", "to 20%"] if full else []
@@ -147,9 +171,9 @@ def runtime_tables(rows: Sequence[JsonObject], fingerprint: str, *, full: bool =
     return tables
 
 
-def _slowest(row: JsonObject) -> tuple[float, float]:
-    reached = row["time_to_theory"]["0.05"]["seconds"]
-    return -(math.inf if reached is None else reached), -(row["seconds"] or 0.0)
+def _slowest(row: Row) -> tuple[float, float]:
+    reached = row.cost.near["0.05"].seconds
+    return -(math.inf if reached is None else reached), -(row.cost.seconds or 0.0)
 
 
 def other_version_lines(entries: Sequence[JsonObject], missing: bool = True) -> list[str]:
@@ -174,42 +198,51 @@ def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
 # -- components and other numbers -----------------------------------------------------------------------------------------
 
 
-def learning_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
+def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
     """The order of learning: one table per problem with several components, from rows of the metric that comes first."""
     tables = []
-    chosen = [r for r in rows if r["learning_order"] and r["component"] and r["metric"] == rows[0]["metric"]]
+    chosen = [r for r in rows if r.runs.learning_order and r.component and r.metric == rows[0].metric]
     for problem, found in _by_problem(chosen).items():
-        members = [
-            {**parts[0], "halves": [row["half_overlap"] for row in parts]} for parts in grouped(found, place).values()
-        ]
+        of_place = grouped(found, place)
+        halves = {at: [row.runs.half_overlap or HalfOverlap() for row in same] for at, same in of_place.items()}
+        members = [same[0] for same in of_place.values()]
         # No median at all (most runs never get there) says nothing about whether samples were counted.
-        halves = [half for row in members for half in row["halves"]]
-        counted = all(half["epochs"] is not None or half["iterations"] is None for half in halves)
-        unit, word = "epochs" if counted else "iterations", members[0]["component_word"]
-        halved = [Column(f"{word} {i + 1}", partial(_half, i, unit)) for i in range(len(members[0]["halves"]))]
+        every = [half for layers in halves.values() for half in layers]
+        counted = all(half.epochs is not None or half.iterations is None for half in every)
+        unit, word = "epochs" if counted else "iterations", members[0].component_word
+        count = len(halves[place(members[0])])
+        halved = [Column(f"{word} {i + 1}", partial(_half, halves, i, unit)) for i in range(count)]
         columns: Columns = ["algorithm", "alpha", *halved, "order (runs)", "last / first", "all"]
         note = f"median {unit} to half of the optimal overlap"
         tables.append(make_table(f"{problem}: order of learning", columns, members, note))
     return tables
 
 
-def _half(layer: int, unit: str, row: JsonObject) -> str:
-    half = row["halves"][layer]
-    return "-" if half["target"] is None else number(half[unit], 2) or "never"
+def _half(halves: Mapping[Any, Sequence[HalfOverlap]], layer: int, unit: str, row: Row) -> str:
+    half = halves[place(row)][layer]
+    return "-" if half.target is None else number(half.epochs if unit == "epochs" else half.iterations, 2) or "never"
 
 
-def diagnostic_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
+@dataclass(frozen=True, slots=True)
+class FindingOfRow(OfRow):
+    """A number that the runs of a row report, and its position in their list."""
+
+    finding: Finding
+    no: int
+
+
+def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
     """Other numbers that runs report: one table per problem and kind, from rows of the metric that comes first."""
-    groups: dict[tuple[str, str], Rows] = {}
+    groups: dict[tuple[str, str], list[FindingOfRow]] = {}
     for row in rows:
-        if row["metric"] == rows[0]["metric"] and row["component"] in (None, 1):
-            for name, entries in row["findings"].items():
-                found = [{**row, **entry, "no": i} for i, entry in enumerate(entries, 1)]
-                groups.setdefault((row["problem"], name), []).extend(found)
-    mean = Column("mean ± s.e.m.", lambda mean, sem: measured(mean, sem) or "none", fields="mean sem")
+        if row.metric == rows[0].metric and row.component in (None, 1):
+            for name, findings in row.runs.findings.items():
+                numbers = [FindingOfRow(row, finding, i) for i, finding in enumerate(findings, 1)]
+                groups.setdefault((row.place.problem, name), []).extend(numbers)
+    mean = Column("mean ± s.e.m.", lambda mean, sem: measured(mean, sem) or "none", fields="finding.mean finding.sem")
     return [
-        make_table(f"{problem}: {name.replace('_', ' ')}", [*WHERE, "no.", mean, "theory", "found"], entries)
-        for (problem, name), entries in groups.items()
+        make_table(f"{problem}: {name.replace('_', ' ')}", [*WHERE, "no.", mean, "theory", "found"], numbers)
+        for (problem, name), numbers in groups.items()
     ]
 
 
@@ -220,14 +253,14 @@ LIMIT: Columns = ["b ± err", "b in theory", "chi2", "status"]
 """Columns of a fit over dimensions."""
 
 
-def extrapolated_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
-    """One table per problem and metric, largest distance from theory first; ``entries`` from ``extrapolated_rows``."""
+def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
+    """One table per problem and metric, largest distance from theory first."""
     tables = []
-    for (problem, metric), members in _by_problem(entries, "metric").items():
-        known = any(entry.get("own_coefficient") is not None for entry in members)
+    for (problem, metric), members in _by_metric(limits).items():
+        known = any(limit.prediction.coefficient is not None for limit in members)
         fitted = LIMIT if known else LIMIT[2:]
         columns = ["algorithm", "alpha", "component", "value ± err", *_verdict(members), *fitted]
-        ordered = sorted(members, key=lambda e: -abs(e["z"] or 0.0))
+        ordered = sorted(members, key=lambda limit: -abs(limit.theory.z or 0.0))
         title = f"{problem}: {metric_label(metric)} at infinite {letter_of(members)}"
         tables.append(make_table(title, columns, ordered, "largest |z| first"))
     return tables
@@ -258,17 +291,17 @@ def search_table(found: JsonObject) -> RenderableType:
 # -- comparisons ----------------------------------------------------------------------------------------------------------
 
 
-def comparison_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
+def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
     """One table per problem and metric of what ``compare_rows`` gives."""
     tables = []
-    for (problem, metric), members in _by_problem(entries, "metric").items():
+    for (problem, metric), members in _by_metric(changes).items():
         # The z of before is in the JSON only: 80 columns.
         predicted, z = (
-            Column("predicted", number, fields="own_theory"),
-            Column("z", marked_z, fields="after_own_z after_n"),
+            Column("predicted", number, fields="prediction.value"),
+            Column("z", marked_z, fields="after.prediction.z after.estimate.n"),
         )
         both: Columns = [predicted, z, "optimal"]
-        theory: Columns = both if any(map(differs, members)) else [Column("theory", number, fields="theory")]
+        theory: Columns = both if any(map(differs, members)) else [Column("theory", number, fields="theory.value")]
         columns = [
             *WHERE,
             "component",
@@ -276,40 +309,41 @@ def comparison_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
             "after",
             "change",
             *theory,
-            Column("per iter.", _time, fields="after_seconds time_percent"),
+            Column("per iter.", _time, fields="after.cost.per_iteration time_percent"),
             "verdict",
         ]
         title = f"{problem}: {metric_label(metric)}"
         tables.append(make_table(title, columns, members, "worst first; change with its 99.7% interval"))
-    return [*tables, *(Text(line, style="dim") for line in missing_values(entries))]
+    reasons = missing_values([change.row for change in changes])
+    return [*tables, *(Text(line, style="dim") for line in reasons)]
 
 
-def changed_code_lines(entries: Sequence[JsonObject]) -> list[str]:
+def changed_code_lines(changes: Sequence[RowChange]) -> list[str]:
     """One line on the items whose code is not the same in both tables, if there are any."""
-    names = dict.fromkeys(name for entry in entries for name in entry["changed_code"])
+    names = dict.fromkeys(name for change in changes for name in change.changed_code)
     return [f"code changed: {', '.join(names)}"] if names else []
 
 
-def overall_lines(changes: Sequence[JsonObject]) -> list[str]:
-    """One line for every clear change over all rows of an algorithm; ``changes`` as from ``overall_changes``."""
+def overall_lines(changes: Sequence[OverallChange]) -> list[str]:
+    """One line for every clear change over all rows of an algorithm."""
     name = names_with_backend(changes)
     return [
-        f"{change['problem']}: {name(change)}: {metric_label(change['metric'])} {change['change_percent']:+.3g}"
-        f"±{change['half_width']:.2g}% over {change['rows']} rows: {change['verdict']}"
+        f"{change.place.problem}: {name(change)}: {metric_label(change.metric)} {change.judgment.percent:+.3g}"
+        f"±{change.half_width:.2g}% over {change.rows} rows: {change.judgment.verdict}"
         for change in changes
-        if change["verdict"] != "within noise"
+        if change.judgment.verdict != "within noise"
     ]
 
 
-def one_sided_lines(entries: Sequence[JsonObject], before: object, after: object) -> list[str]:
+def one_sided_lines(changes: Sequence[RowChange], before: object, after: object) -> list[str]:
     """One line for each of two tables that has rows without a counterpart, which names them."""
-    name, lines = names_with_backend(entries), []
+    name, lines = names_with_backend(changes), []
     for verdict, here, there in (("only before", before, after), ("only after", after, before)):
         rows = [
-            f"{row['problem']}: {name(row)} at alpha {row['alpha']:.4g}, {row['dimension_letter']} = {row['dimension']}, "
-            f"{row['metric']}"
-            for row in entries
-            if row["verdict"] == verdict
+            f"{row.place.problem}: {name(row)} at alpha {row.place.alpha:.4g}, {row.dimension_letter} = {row.place.dimension}, "
+            f"{row.metric}"
+            for row in changes
+            if row.judgment.verdict == verdict
         ]
         shown = [*rows[:NAMED], *([f"and {len(rows) - NAMED} more"] if len(rows) > NAMED else [])]
         count = "1 row of" if len(rows) == 1 else f"{len(rows)} rows of"

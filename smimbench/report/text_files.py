@@ -19,30 +19,33 @@ _ROW = [
 ]  # fmt: skip
 
 
-def as_csv(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> str:
-    """Rows as CSV, all digits; then, at dimension ``inf``, what is extrapolated from them, if anything is.
+def as_csv(document: JsonObject) -> str:
+    """Rows of what ``show --json`` prints as CSV, all digits; then, at dimension ``inf``, what is extrapolated, if anything is.
 
     The columns ``refusal``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
     """
-    return csv_text(flat_rows(rows, extrapolated), _with_limits(rows, extrapolated)[1])
+    fields, rows = _with_limits(document)
+    return csv_text(flat_rows(rows, fields), fields)
 
 
-def flat_rows(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> list[JsonObject]:
-    """The same rows as dicts of numbers and texts."""
-    found, fields = _with_limits(rows, extrapolated)
+def flat_rows(rows: Sequence[JsonObject], fields: Sequence[str] = _ROW) -> list[JsonObject]:
+    """Rows as dicts of numbers and texts."""
     return [
-        {field: row.get(field) for field in fields} | {"status_counts": _counts(row["status_counts"])} for row in found
+        {field: row.get(field) for field in fields} | {"status_counts": _counts(row["status_counts"])} for row in rows
     ]
 
 
-def as_markdown(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject] = ()) -> str:
+def as_markdown(document: JsonObject) -> str:
     """The same rows as a Markdown table, rounded."""
-    return markdown_table(*_with_limits(rows, extrapolated)[::-1])
+    return markdown_table(*_with_limits(document))
 
 
-def _with_limits(rows: Sequence[JsonObject], extrapolated: Sequence[JsonObject]) -> tuple[list[JsonObject], list[str]]:
-    limits = [{**entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]} for entry in extrapolated]
-    return [*rows, *limits], [*_ROW, "refusal", "chi2", "dof"] if limits else _ROW
+def _with_limits(document: JsonObject) -> tuple[list[str], list[JsonObject]]:
+    limits = [
+        {**entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]}
+        for entry in document["extrapolated"]
+    ]
+    return [*_ROW, "refusal", "chi2", "dof"] if limits else _ROW, [*document["rows"], *limits]
 
 
 def markdown_table(fields: Sequence[str], rows: Sequence[JsonObject]) -> str:

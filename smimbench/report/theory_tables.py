@@ -12,13 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from smimbench.files import JsonObject
-from smimbench.report.columns import Column, make_table, number, one_digit
+from smimbench.report.columns import Column, column_of, make_table, number, one_digit
 from smimbench.report.labels import grouped
 from smimbench.report.tables import Columns
 from smimbench.theory.verification import LARGEST_Z, MOST, SECONDS
 
 ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
-VALUES: Columns = ["component", "MSE", "error", "in alpha", "overlap"]
+
+
+def _values(word: str) -> Columns:
+    """Columns of a point; ``word``: what a component is called."""
+    return [Column(word, fields="component"), "MSE", "error", "in alpha", "overlap"]
 
 
 def _rows(point: JsonObject, overlap: Sequence[float], about: JsonObject) -> list[JsonObject]:
@@ -53,10 +57,10 @@ def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
         word, rows = _word(document), []
         for point in points:
             overlap = point.get("squared_cosine") or np.diagonal(point["overlap"]).tolist()
-            rows += _rows(point, overlap, {"component_word": word})
+            rows += _rows(point, overlap, {})
         # Stored points may have errors of prediction that were not asked for now: a column has them for all, or is not there.
         predicted = ["gen. Bayes", "plug-in"] if all("generalization_error" in point for point in points) else []
-        columns: Columns = [ALPHA, *VALUES, *predicted, "branch"]
+        columns: Columns = [ALPHA, *_values(word), *predicted, "branch"]
         methods = ", ".join(sorted({point["method"] for point in points}))
         shown.append(make_table(label, columns, rows, f"obtained by: {methods}"))
         if document["thresholds"] is not None:
@@ -143,12 +147,14 @@ def own_theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
             places = [0.0 if e.get("fresh") else e["alpha"] for e in entries]
             sized = len(set(places)) < len(places)
             for entry in sorted(entries, key=lambda e: e["alpha"]):
-                size = entry["dimension"] if sized else ""
-                known += _rows(entry["point"], entry["overlap"], {**entry, "dimension": size})
+                about = {**entry, "dimension": entry["dimension"] if sized else ""}
+                known += _rows(entry["point"], entry["overlap"], about)
         title = f"{document['problem']['label']}: the algorithms themselves"
         notes = Text("\n".join(_notes(found)), style="dim")
         if known:
-            tables.append(make_table(title, ["algorithm", ALPHA, "D", *VALUES], known))
+            size = column_of("D", "dimension")._replace(heading=known[0]["dimension_letter"])
+            columns = [column_of("algorithm", "algorithm"), ALPHA, size, *_values(known[0]["component_word"])]
+            tables.append(make_table(title, columns, known))
         if notes:
             tables.append(notes if known else Group(Text(title, style="bold"), notes, ""))
     return tables

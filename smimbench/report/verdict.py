@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from smimbench.registry.metrics import find_metric, metric_label
 from smimbench.report.columns import measured, number, ratio_words, seconds
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place, summed_statuses
 from smimbench.report.prediction import agreement, is_below_optimum
-from smimbench.report.statistics import ZERO, change_between, failed_runs, mean_and_error, mean_of, runs_of
+from smimbench.report.row import Estimate, OptimalValue, Row
+from smimbench.report.statistics import ZERO, change_between, count_runs, failed_runs, mean_and_error, mean_of
 from smimbench.suite.schema import ORACLE
 
 PREDICTED = {
@@ -35,10 +37,10 @@ BELOW = "below the optimum: samples, teacher or code?"
 TIE = 0.95
 """Level of the intervals of paired differences: within it two algorithms are not told apart. Nearer to 1, more are tied."""
 
-Rows = list[JsonObject]
+Rows = list[Row]
 
 
-def verdicts(rows: Sequence[JsonObject], against: str | None = None) -> list[JsonObject]:
+def verdicts(rows: Sequence[Row], against: str | None = None) -> list[JsonObject]:
     """One entry per problem, with all algorithms that were run on it, best first; ``against``: with which to compare others.
 
     Returns
@@ -62,30 +64,27 @@ def verdicts(rows: Sequence[JsonObject], against: str | None = None) -> list[Jso
         estimate whose Bayes-optimal error is not known, only if there are any; and only where it is known nowhere
         ``mean_error``, the geometric mean of the errors, by which algorithms are then ranked, with ``mean_error_sem``.
     """
-    groups = grouped(contenders(rows), lambda row: row["problem"])
+    groups = grouped(contenders(rows), lambda row: row.place.problem)
     return [_verdict(problem, members, against) for problem, members in groups.items()]
 
 
-def contenders(rows: Sequence[JsonObject]) -> list[JsonObject]:
+def contenders(rows: Sequence[Row]) -> list[Row]:
     """Rows of algorithms that did not start near the teacher."""
-    return [row for row in rows if row.get("settings") != ORACLE]
+    return [row for row in rows if row.place.settings != ORACLE]
 
 
 def _verdict(problem: str, rows: Rows, against: str | None) -> JsonObject:
-    names = sorted(dict.fromkeys(row["metric"] for row in rows), key=lambda name: name != "mse")
+    names = sorted(dict.fromkeys(row.metric for row in rows), key=lambda name: name != "mse")
     metric = next((name for name in names if find_metric(name).direction == "lower"), None)
-    largest = max(row["dimension"] for row in rows)
-    own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
+    largest = max(row.place.dimension for row in rows)
+    own = [row for row in rows if row.metric == metric and row.place.dimension == largest]
     solved = any(map(_is_solved, grouped(own, place).values()))
-    # Where no optimum is known, ratios to 1 are the errors themselves.
-    ranked = with_failures(
-        own if solved else [{**row, "bayes": 1.0, "optimum": 1.0, "optimum_error": None} for row in own]
-    )
-    name, ratios, logs = names_with_backend(own), {row["nominal_alpha"] for row in own}, _log_ratios(ranked)
+    ranked = with_failures(own if solved else [replace(row, optimum=UNIT) for row in own])
+    name, ratios, logs = names_with_backend(own), {row.place.nominal_alpha for row in own}, _log_ratios(ranked)
     whole, found = grouped(rows, name), []
     for label, members in grouped(ranked, name).items():
         # A sample ratio that others were run at and this one was not is no estimate, either.
-        missed = len(ratios - {row["nominal_alpha"] for row in members})
+        missed = len(ratios - {row.place.nominal_alpha for row in members})
         below = {"below_optimum": is_below_optimum(whole[label], metric)}
         found.append({"algorithm": label, **_contender(members, missed), **agreement(whole[label], metric), **below})
     best, *others = sorted(found, key=_rank) or [{}]
@@ -106,29 +105,36 @@ def _verdict(problem: str, rows: Rows, against: str | None) -> JsonObject:
             "dimension_letter": letter_of(rows), "tied": tied}  # fmt: skip
 
 
+UNIT = OptimalValue(1.0, None, 1.0, None, "")
+"""What stands for the optimum where none is known: ratios to it are the errors themselves."""
+
+
 def with_failures(rows: Rows) -> Rows:
     """Rows in which failed runs, counted as ``failed``, have a value: the largest of all algorithms at that point.
 
     A squared error is then at least 1, that of the prior mean. Of an algorithm without any estimate there is nothing to rank.
     """
     points, counted = grouped(rows, _point), []
-    estimated = {(row["problem"], row["algorithm"], row["backend"]) for row in rows if row["values"]}
+    estimated = {(row.place.problem, row.place.algorithm, row.place.backend) for row in rows if row.estimate.values}
     for row in rows:
         failed = failed_runs(row)
-        if not failed or (row["problem"], row["algorithm"], row["backend"]) not in estimated:
+        if not failed or (row.place.problem, row.place.algorithm, row.place.backend) not in estimated:
             counted.append(row)
             continue
-        instances = [instance for other in points[_point(row)] for instance in other["values"].items()]
+        instances = [instance for other in points[_point(row)] for instance in other.estimate.values.items()]
         worst = max((value for _, value in instances), default=0.0)
-        worst = max(worst, 1.0) if row["metric"] == "mse" else worst
-        names = [name for name in dict(instances) if name not in row["values"]] + [f"failed/{k}" for k in range(failed)]
-        values = row["values"] | dict.fromkeys(names[:failed], worst)
-        counted.append({**row, "values": values, "failed": failed, **mean_and_error(np.array([*values.values()]))})
+        worst = max(worst, 1.0) if row.metric == "mse" else worst
+        names = [name for name in dict(instances) if name not in row.estimate.values] + [
+            f"failed/{k}" for k in range(failed)
+        ]
+        values = row.estimate.values | dict.fromkeys(names[:failed], worst)
+        estimate = Estimate(values, row.estimate.n, *mean_and_error(np.array([*values.values()])), failed)
+        counted.append(replace(row, estimate=estimate))
     return counted
 
 
-def _point(row: JsonObject) -> tuple[Any, ...]:
-    return tuple(row[key] for key in ("problem", "nominal_alpha", "dimension", "metric", "component"))
+def _point(row: Row) -> tuple[Any, ...]:
+    return row.place.problem, row.place.nominal_alpha, row.place.dimension, row.metric, row.component
 
 
 def _is_tied(logs: Mapping[str, Mapping[Any, float]], best: JsonObject, one: JsonObject) -> bool:
@@ -153,25 +159,26 @@ def _compared(logs: Mapping[str, Mapping[Any, float]], other: str, name: str) ->
 def _contender(rows: Rows, missed: int) -> JsonObject:
     points = list(grouped(rows, place).values())
     firsts, solved = [layers[0] for layers in points], [layers for layers in points if _is_solved(layers)]
-    known = [layers for layers in solved if all(row["mean"] is not None for row in layers)]
-    without = sum(layers[0].get("failed") == len(layers[0]["values"]) for layers in known)
-    target = rows[0]["target"]  # one for the suite
+    known = [layers for layers in solved if all(row.estimate.mean is not None for row in layers)]
+    without = sum(0 < layers[0].estimate.failed == len(layers[0].estimate.values) for layers in known)
+    target = rows[0].target  # one for the suite
     logs, errors, zeros = [], [], []
     for layers in known:
-        mean, optimum = (math.fsum(row[key] for row in layers) for key in ("mean", "optimum"))
+        mean = math.fsum(row.estimate.mean or 0.0 for row in layers)
+        optimum = math.fsum(row.optimum.value or 0.0 for row in layers)
         if optimum <= ZERO * target:
             zeros.append(mean)
         elif mean > 0:
             logs.append(math.log(mean / optimum))
-            sems = (math.inf if row["sem"] is None else row["sem"] / mean for row in layers)
-            errors.append(math.hypot(*sems, *((row["optimum_error"] or 0.0) / optimum for row in layers)))
+            sems = (math.inf if row.estimate.sem is None else row.estimate.sem / mean for row in layers)
+            errors.append(math.hypot(*sems, *((row.optimum.error or 0.0) / optimum for row in layers)))
     ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
-    near = [layers[0]["time_to_theory"]["0.05"] for layers in solved]
-    unsolved = sum(layers[0]["mean"] is not None for layers in points if not _is_solved(layers))
-    times, failed = [one["seconds"] for one in near], sum(row.get("failed", failed_runs(row)) for row in firsts)
+    near = [layers[0].cost.near["0.05"] for layers in solved]
+    unsolved = sum(layers[0].estimate.mean is not None for layers in points if not _is_solved(layers))
+    times, failed = [one.seconds for one in near], sum(row.estimate.failed or failed_runs(row) for row in firsts)
     return {
-        "settings": rows[0].get("settings", ""),
+        "settings": rows[0].place.settings,
         "ratio_to_bayes": ratio,
         "ratio_error": error if math.isfinite(error) else None,
         "where_zero": max(zeros, default=None),
@@ -179,17 +186,18 @@ def _contender(rows: Rows, missed: int) -> JsonObject:
         "points": len(known) - without,
         "missing": len(points) - len(known) + without + missed,
         "near_seconds": None if None in times or not times else float(np.median(times)),
-        "near_fraction": mean_of([one["fraction"] or 0.0 for one in near]) if known else None,
-        **{key: mean_of([r[key] for r in firsts if r[key] is not None]) for key in ("seconds", "iterations")},
+        "near_fraction": mean_of([one.fraction or 0.0 for one in near]) if known else None,
+        "seconds": mean_of([row.cost.seconds for row in firsts if row.cost.seconds is not None]),
+        "iterations": mean_of([row.cost.iterations for row in firsts if row.cost.iterations is not None]),
         "status_counts": summed_statuses(firsts),
-        "moving": sum((row["still_moving"] or {}).get("runs", 0) for row in firsts),
+        "moving": sum(row.runs.moving for row in firsts),
         **({"unsolved": unsolved} if unsolved else {}),
         **({"failed": failed} if failed else {}),
     }
 
 
 def _is_solved(layers: Rows) -> bool:
-    return all(row["bayes"] is not None for row in layers)
+    return all(row.optimum.limit is not None for row in layers)
 
 
 def _rank(one: JsonObject) -> tuple[float, ...]:
@@ -218,7 +226,7 @@ def verdict_line(verdict: JsonObject) -> str:
         return f"{verdict['problem']}: no algorithm has made an estimate"
     parts = [f"{verdict['problem']}: {best['algorithm']}{' is best' if len(verdict['contenders']) > 1 else ''}"]
     if best["ratio_to_bayes"] is not None:
-        parts.append(f"{ratio_words(best)} times the optimal error")
+        parts.append(f"{ratio_words(best['ratio_to_bayes'], best['ratio_error'])} times the optimal error")
     parts += _error_words(best) + _failure_words(best)
     if best["compared"]:
         parts.append(compared_words(best["compared"]))
@@ -266,7 +274,7 @@ def _error_words(one: JsonObject) -> list[str]:
 
 def _failure_words(one: JsonObject) -> list[str]:
     """How many runs have no estimate."""
-    return [f"{one['failed']} of {runs_of(one)} runs failed"] if one.get("failed") else []
+    return [f"{one['failed']} of {count_runs(one['status_counts'])} runs failed"] if one.get("failed") else []
 
 
 def compared_words(found: JsonObject) -> str:
@@ -330,39 +338,41 @@ Errors = dict[str, dict[tuple[Any, ...], tuple[float, float]]]
 """Errors with the Bayes-optimal ones, by algorithm and instance."""
 
 
-def errors(rows: Sequence[JsonObject]) -> Errors:
+def errors(rows: Sequence[Row]) -> Errors:
     """Error and Bayes-optimal error, both summed over components, of each algorithm (on each backend) on each instance."""
     found: Errors = {}
     name = names_with_backend(rows)
     for layers in filter(_is_solved, grouped(rows, place).values()):
-        first, optimum = layers[0], math.fsum(row["optimum"] for row in layers)
-        for instance in sorted(set.intersection(*(set(row["values"]) for row in layers))):
-            where = (first["problem"], first["nominal_alpha"], first["dimension"], instance)
-            found.setdefault(name(first), {})[where] = math.fsum(row["values"][instance] for row in layers), optimum
+        first, optimum = layers[0], math.fsum(row.optimum.value or 0.0 for row in layers)
+        for instance in sorted(set.intersection(*(set(row.estimate.values) for row in layers))):
+            where = (first.place.problem, first.place.nominal_alpha, first.place.dimension, instance)
+            found.setdefault(name(first), {})[where] = (
+                math.fsum(row.estimate.values[instance] for row in layers),
+                optimum,
+            )
     return found
 
 
-def on_their_data(rows: Sequence[JsonObject]) -> list[JsonObject]:
+def on_their_data(rows: Sequence[Row]) -> list[Row]:
     """Rows of the error without algorithms that draw samples of their own, and stand at a sample ratio well above the one that
     was asked for: they saw other data, and more of it, than the instance has.
     """
-    return [row for row in contenders(rows) if row["metric"] == "mse" and _is_on_its_data(row)]
+    return [row for row in contenders(rows) if row.metric == "mse" and _is_on_its_data(row)]
 
 
-def _is_on_its_data(row: JsonObject) -> bool:
-    found: bool = row["alpha"] <= 1.5 * row["nominal_alpha"]
-    return found
+def _is_on_its_data(row: Row) -> bool:
+    return row.place.alpha <= 1.5 * row.place.nominal_alpha
 
 
-def _log_ratios(rows: Sequence[JsonObject]) -> defaultdict[str, dict[Any, float]]:
+def _log_ratios(rows: Sequence[Row]) -> defaultdict[str, dict[Any, float]]:
     """Logarithm of the ratio to the Bayes-optimal error where that error is not 0, by algorithm and instance."""
-    zero, found = ZERO * max((row["target"] for row in rows), default=0.0), defaultdict[str, dict[Any, float]](dict)
+    zero, found = ZERO * max((row.target for row in rows), default=0.0), defaultdict[str, dict[Any, float]](dict)
     for name, known in errors(rows).items():
         found[name] = {key: math.log(e / optimum) for key, (e, optimum) in known.items() if optimum > zero and e > 0}
     return found
 
 
-def summary(rows: Sequence[JsonObject]) -> list[JsonObject]:
+def summary(rows: Sequence[Row]) -> list[JsonObject]:
     """One entry for each algorithm (on each backend) over all problems of a suite, best first; empty for a single one.
 
     Returns

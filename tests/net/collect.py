@@ -245,15 +245,15 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     from smimbench.report.packed import read_packed
     from smimbench.run.theory_solver import TheorySolver
 
-    document, shared, _ = read_packed(PACKED / f"{name}.json")
+    table, shared, _ = read_packed(PACKED / f"{name}.json")
     suite = load_suite(name, (*shared["overrides"], *LIGHTER.get(name, ())))
-    rows = document["rows"]
+    rows = table.rows
     if name in LIGHTER:
         near = {plan.label: plan.alphas for plan in suite.plans}
         rows = [
             row
             for row in rows
-            if any(math.isclose(row["alpha"], a, rel_tol=0.02) for a in near.get(row["problem"], ()))
+            if any(math.isclose(row.place.alpha, a, rel_tol=0.02) for a in near.get(row.place.problem, ()))
         ]
     drawn = metric_chart(suite, rows, TheorySolver(results / "theory"), suite.run.metrics[0])
     assert drawn is not None

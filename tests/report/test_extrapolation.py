@@ -15,7 +15,7 @@ from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.finite_size import size_charts
 from smimbench.report.tables import error_tables, extrapolated_tables
 from smimbench.report.text_files import as_csv, as_markdown
-from tests.report.rows import printed, row
+from tests.report.rows import changed, printed, row
 
 pytestmark = pytest.mark.usefixtures("svg_alone")
 
@@ -39,9 +39,14 @@ def rows(limit=0.4, b=2.0, sizes=SIZES, sd=0.5, n=8, shift=lambda D: 0.0, **more
     ]  # fmt: skip
 
 
-def only(found):
-    assert len(found) == 1
-    return found[0]
+def only(limits):
+    assert len(limits) == 1
+    return limits[0].document()
+
+
+def table(rows, limits):
+    """What CSV and Markdown are made of."""
+    return {"rows": [row.document() for row in rows], "extrapolated": [limit.document() for limit in limits]}
 
 
 def test_a_correction_of_order_1_over_D_leaves_theory():
@@ -70,18 +75,18 @@ def test_the_error_of_theory_counts():
 def test_sample_ratios_that_are_rounded_differently_are_moved_together():
     """n = round(alpha D): at every D theory is another one, and the limit is that of the largest D."""
     moved = rows(shift=lambda D: 0.3 * (round(0.137 * D) / D - 0.137))
-    for r in moved:
-        r["alpha"] = round(0.137 * r["dimension"]) / r["dimension"]
+    sizes = [r.place.dimension for r in moved]
+    moved = [changed(r, alpha=round(0.137 * D) / D) for r, D in zip(moved, sizes)]
     entry = only(extrapolated_rows(moved))
-    assert entry["value"] == pytest.approx(moved[-1]["theory"], rel=1e-4)
-    assert entry["theory"] == moved[-1]["theory"]
+    assert entry["value"] == pytest.approx(moved[-1].theory.value, rel=1e-4)
+    assert entry["theory"] == moved[-1].theory.value
     assert entry["chi2"] < 1e-3
 
 
 def test_runs_whose_samples_differ_by_far_are_moved_in_proportion():
     """A fixed number of steps on fresh samples: theory falls by a factor of eight from size to size, and so do runs."""
     far = [
-        {**r, "mean": r["mean"] * k, "sem": r["sem"] * k, "theory": 0.4 * k}
+        changed(r, mean=r.estimate.mean * k, sem=r.estimate.sem * k, theory=0.4 * k)
         for r, k in zip(rows(), (1 / 64, 1 / 16, 1 / 4, 1))
     ]
     entry, same = only(extrapolated_rows(far)), only(extrapolated_rows(rows()))
@@ -101,17 +106,17 @@ def test_matrices_from_few_samples_are_less_sure():
                                      {"backend": "cupy"}, {"problem": "q"}])  # fmt: skip
 def test_what_differs_is_fitted_apart(differs):
     first, second = extrapolated_rows(rows() + rows(limit=0.6, **differs))
-    assert (first["value"], second["value"]) == pytest.approx((0.4, 0.6))
+    assert (first.fit.limit, second.fit.limit) == pytest.approx((0.4, 0.6))
 
 
 def test_two_dimensions_or_single_runs_give_nothing():
     assert extrapolated_rows(rows(sizes=(50, 100))) == []
-    single = [{**r, "sem": None, "n": 1} for r in rows()]
+    single = [changed(r, sem=None, n=1) for r in rows()]
     assert extrapolated_rows(single) == []
     one = rows()
-    one[-1] = {**one[-1], "sem": None, "n": 1}  # the others say how much a run fluctuates
+    one[-1] = changed(one[-1], sem=None, n=1)  # the others say how much a run fluctuates
     assert len(only(extrapolated_rows(one))["points"]) == 4
-    lost = [{**r, "mean": None, "sem": None, "n": 0} if r["dimension"] == 400 else r for r in rows()]
+    lost = [changed(r, mean=None, sem=None, n=0) if r.place.dimension == 400 else r for r in rows()]
     assert len(only(extrapolated_rows(lost))["points"]) == 3
 
 
@@ -136,10 +141,10 @@ def test_runs_that_agree_to_the_last_digit_have_the_error_of_rounding():
 def test_scores_of_simulated_rows_are_those_of_chance():
     rng, z = np.random.default_rng(3), []
     for _ in range(200):
-        drawn = rows(n=4)
-        for r in drawn:
-            runs = rng.normal(r["mean"], 0.5 / r["dimension"], 4)
-            r["mean"], r["sem"] = runs.mean(), runs.std(ddof=1) / 2
+        drawn = []
+        for r in rows(n=4):
+            runs = rng.normal(r.estimate.mean, 0.5 / r.place.dimension, 4)
+            drawn.append(changed(r, mean=runs.mean(), sem=runs.std(ddof=1) / 2))
         z.append(only(extrapolated_rows(drawn))["z"])
     assert sum(score is None for score in z) < 6
     z = [score for score in z if score is not None]
@@ -155,13 +160,13 @@ def test_tables_have_limits_scores_and_refusals(snapshot):
             *rows(),
             *rows(limit=0.41, nominal_alpha=0.2),
             *rows(theory=None, algorithm="adam"),
-            *[{**r, "theory": 0.4} for r in jagged],
+            *[changed(r, theory=0.4) for r in jagged],
         ]
     )
     text = printed(extrapolated_tables(entries), 100)
     assert text == snapshot
     assert text.index("0.2 ") < text.index("0.1 ")  # the largest score first
-    markdown = as_markdown([row(), row()], entries).splitlines()
+    markdown = as_markdown(table([row(), row()], entries)).splitlines()
     assert len(markdown) == 2 + 2 + len(entries)
     assert sum("| inf |" in line for line in markdown) == len(entries)
 
@@ -196,8 +201,8 @@ def test_a_dimension_is_called_as_its_model_calls_it(tmp_path):
 
 def test_csv_holds_the_limits_at_infinite_dimension():
     plain = rows()
-    found = list(csv.DictReader(io.StringIO(as_csv(plain, extrapolated_rows(plain)))))
+    found = list(csv.DictReader(io.StringIO(as_csv(table(plain, extrapolated_rows(plain))))))
     assert [r["dimension"] for r in found] == [*map(str, SIZES), "inf"]
     assert float(found[-1]["mean"]) == pytest.approx(0.4)
     assert (found[-1]["dof"], found[0]["dof"]) == ("2", "")
-    assert "refusal" not in as_csv(plain)
+    assert "refusal" not in as_csv(table(plain, []))

@@ -102,7 +102,7 @@ def test_where_theory_reaches_zero_the_axis_ends_below_the_target(results):
     (axis, *_) = error.axes
     assert axis.get_yscale() == "log"
     assert overlap.axes[0].get_yscale() == "linear"
-    means = [one["mean"] for one in rows if one["metric"] == "mse"]
+    means = [one.estimate.mean for one in rows if one.metric == "mse"]
     floor = suite.run.target / 10
     assert min(means) < floor / 100
     assert floor / 2 < axis.get_ylim()[0] < floor
@@ -115,7 +115,7 @@ def test_where_theory_reaches_zero_the_axis_ends_below_the_target(results):
 def test_an_optimal_error_that_is_small_but_not_zero_is_on_the_axis(tmp_path):
     text = SUITE.replace("[0.5, 1.0]", "[0.499, 1.0]").replace("noise = 0.2", "noise = 0.0")
     suite = load_suite(write_suite(tmp_path, text))
-    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}}
+    about = {"problem": "line", "own_theory": None, "identity": {"problem": {}, "algorithm": {"name": "gamp"}}}
     rows = [row(**about, alpha=0.499, mean=2e-4, sem=0.0, bayes=2e-3), row(**about, alpha=1.0, mean=1e-9, bayes=0.0)]
     (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
     assert panel.floor == pytest.approx(1e-4)
@@ -124,7 +124,7 @@ def test_an_optimal_error_that_is_small_but_not_zero_is_on_the_axis(tmp_path):
 @pytest.mark.parametrize(("mean", "scale"), [(0.4, "linear"), (40.0, "log")])
 def test_a_single_large_error_does_not_flatten_the_others(tmp_path, mean, scale):
     suite = load_suite(write_suite(tmp_path))
-    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}}
+    about = {"problem": "line", "own_theory": None, "identity": {"problem": {}, "algorithm": {"name": "gamp"}}}
     rows = [row(**about, alpha=0.5, mean=mean, sem=0.99 * mean), row(**about, alpha=1.0, mean=0.3)]
     (axis,) = draw(metric_chart(suite, rows, THEORY, "mse")).axes
     assert axis.get_yscale() == scale
@@ -139,19 +139,24 @@ def test_every_mark_stands_at_its_sample_ratio_and_none_is_cut_off(results):
     for axis, metric in ((figures[0].axes[0], "mse"), (figures[1].axes[0], "overlap")):
         low, high = axis.get_ylim()
         left, right = axis.get_xlim()
-        own = [one for one in rows if one["metric"] == metric]
+        own = [one for one in rows if one.metric == metric]
         for one in own:
-            assert one["mean"] < high
-            assert left < one["alpha"] < right
+            assert one.estimate.mean < high
+            assert left < one.place.alpha < right
         marks = [one for one in axis.collections if isinstance(one, PathCollection)]
         shown = {round(float(x), 9) for one in marks for x, y in one.get_offsets() if low < y < high}
         shown |= {round(float(line.get_xdata()[0]), 9) for line in axis.lines if line.get_marker() == "v"}
-        assert shown == {round(one["alpha"], 9) for one in own}
+        assert shown == {round(one.place.alpha, 9) for one in own}
 
 
 def test_of_several_dimensions_the_largest_is_shown(tmp_path):
     suite = load_suite(write_suite(tmp_path))
-    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}, "alpha": 0.5}
+    about = {
+        "problem": "line",
+        "own_theory": None,
+        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
+        "alpha": 0.5,
+    }
     rows = [row(**about, dimension=size, mean=1 / size) for size in (50, 200, 100)]
     (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
     assert panel.title == "line, D = 200"
@@ -167,7 +172,8 @@ def test_the_legend_has_one_entry_for_the_predictions_of_several(tmp_path):
     suite = load_suite(write_suite(tmp_path))
     about = {"problem": "line", "own_theory": 0.6, "own_theory_error": 0.0, "alpha": 0.5, "mean": 0.5}
     rows = [
-        row(**about, algorithm=name, identity={"algorithm": {"name": name}}) for name in ("sgd", "adam", "spectral")
+        row(**about, algorithm=name, identity={"problem": {}, "algorithm": {"name": name}})
+        for name in ("sgd", "adam", "spectral")
     ]
     (legend,) = draw(metric_chart(suite, rows, THEORY, "mse")).legends
     texts = [text.get_text() for text in legend.get_texts()]
@@ -211,7 +217,7 @@ def test_labels_and_legends_stand_outside_of_the_panel(results):
 def test_marks_of_one_height_are_not_cut(tmp_path):
     """A panel whose marks all lie at one value, far from 0: above them there is room."""
     suite = load_suite(write_suite(tmp_path))
-    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}}
+    about = {"problem": "line", "own_theory": None, "identity": {"problem": {}, "algorithm": {"name": "gamp"}}}
     rows = [row(**about, alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
     (axis,) = draw(metric_chart(suite, rows, THEORY, "mse")).axes
     axis.figure.draw_without_rendering()
@@ -269,7 +275,7 @@ def test_the_data_lie_beside_every_figure(results):
     assert {path.suffix for path in paths} == {".png", ".svg", ".pdf", ".csv"}
     found = read(folder / "mse.csv")
     drawn = {(e["algorithm"], float(e["alpha"])): float(e["value"]) for e in found if e["what"] == "runs"}
-    assert drawn == {(r["algorithm"], r["alpha"]): r["mean"] for r in rows if r["metric"] == "mse"}
+    assert drawn == {(r.place.algorithm, r.place.alpha): r.estimate.mean for r in rows if r.metric == "mse"}
     theory = [(float(e["alpha"]), float(e["value"])) for e in found if e["what"] == "Bayes-optimal"]
     assert len(theory) > 100
 
@@ -293,8 +299,8 @@ def test_error_against_seconds_ends_where_the_runs_end(results):
     found = read(folder / "seconds.csv")
     for name in ("gamp", "adam"):
         last = [e for e in found if e["what"] == name and e["alpha"] == "0.1"][-1]
-        (row,) = [r for r in rows if (r["metric"], r["algorithm"]) == ("mse", name) and abs(r["alpha"] - 0.1) < 0.01]
-        assert float(last["value"]) == pytest.approx(np.median(list(row["values"].values())), rel=0.3)
+        (row,) = [r for r in rows if (r.metric, r.place.algorithm) == ("mse", name) and abs(r.place.alpha - 0.1) < 0.01]
+        assert float(last["value"]) == pytest.approx(np.median(list(row.estimate.values.values())), rel=0.3)
 
 
 @pytest.mark.usefixtures("svg_alone")
@@ -317,7 +323,12 @@ def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
 def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
     text = SUITE.replace("noise = 0.2", "noise = 0.0").replace("[0.5, 1.0]", "[3.0]")
     suite = load_suite(write_suite(tmp_path, text))
-    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}, "bayes": 0.0}
+    about = {
+        "problem": "line",
+        "own_theory": None,
+        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
+        "bayes": 0.0,
+    }
     (axis,) = draw(metric_chart(suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], THEORY, "mse")).axes
     assert axis.get_yscale() == "log"
     low, high = axis.get_ylim()
@@ -328,7 +339,12 @@ def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
 def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, bars):
     """A straight line through two points would say something of what lies between; three give a curve."""
     monkeypatch.setattr(figures, "is_cheap", lambda problem: False)
-    own = {"own_theory": 0.7, "own_theory_error": 0.01, "bayes": 0.6, "identity": {"algorithm": {"name": "gamp"}}}
+    own = {
+        "own_theory": 0.7,
+        "own_theory_error": 0.01,
+        "bayes": 0.6,
+        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
+    }
     rows = [row(**own, problem="line", alpha=alpha, mean=0.7, sem=0.01) for alpha in alphas]
     suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", str(alphas))))
     found = metric_chart(suite, rows, THEORY, "mse")

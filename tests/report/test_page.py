@@ -196,7 +196,7 @@ def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
     from tests.report.rows import row
 
     suite = load_suite(write_suite(tmp_path))
-    about = {"problem": "line", "n": 2, "own_theory": None, "identity": {"algorithm": {"name": "adam"}}}
+    about = {"problem": "line", "n": 2, "own_theory": None, "identity": {"problem": {}, "algorithm": {"name": "adam"}}}
     names = [f"a{i}" for i in range(9)]
     near = [row(**about, algorithm=name, alpha=0.5) for name in names]
     (axis,) = draw(metric_chart(suite, near, TheorySolver(), "mse")).axes

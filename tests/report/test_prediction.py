@@ -8,7 +8,7 @@ import pytest
 from smimbench.numerics.statistics import normal_score
 from smimbench.report.prediction import FINITE, LEVEL, POWER, Point, agreement, deviation
 from smimbench.report.verdict import verdict_line, verdicts
-from tests.report.rows import row
+from tests.report.rows import changed, row
 
 SIZES = (150, 300, 600)
 
@@ -30,6 +30,16 @@ def simulated(rng, *, off=0.0, b=0.0, sizes=SIZES, seeds=16, alphas=3, teachers=
                 teachers={name: [x] for name, x in zip(names, excess.tolist())},
             ))  # fmt: skip
     return rows
+
+
+def number(metric, values):
+    """A predicted number of 1 with these values of the runs."""
+    about = {"metric": metric, "component": None, "at": None, "coefficient": None}
+    return {**about, "values": values, "prediction": 1.0, "error": 0.0}
+
+
+def numbered(values):
+    return {f"0/{k}": value for k, value in enumerate(values.tolist())}
 
 
 def answers(count=300, **how):
@@ -86,10 +96,12 @@ def test_scatter_near_a_threshold_is_finite_size():
 
 def with_far_off(rows, share, factor=13.0):
     """The same share of the runs of every row has an error that is so many times as large."""
+    moved = []
     for one in rows:
-        names = [*one["values"]][: round(share * len(one["values"]))]
-        one["values"] |= {name: factor * one["values"][name] for name in names}
-    return rows
+        values = one.estimate.values
+        names = [*values][: round(share * len(values))]
+        moved.append(changed(one, values=values | {name: factor * values[name] for name in names}))
+    return moved
 
 
 @pytest.mark.parametrize("how", [{"alphas": 3}, {"alphas": 1}, {"alphas": 3, "sizes": (100,)}], ids=str)
@@ -100,7 +112,7 @@ def test_a_wrong_sign_in_one_run_of_twenty_is_no_threshold(how, factor):
     found = agreement(rows, "mse")
     assert (found["prediction"], found["far_off"]) == ("far off", [len(rows), 20 * len(rows)])
     assert found["would_have_seen"] < 0.5
-    (verdict,) = verdicts([{**one, "bayes": one["own_theory"], "optimum": one["own_theory"]} for one in rows])
+    (verdict,) = verdicts([changed(one, bayes=one.prediction.value, optimum=one.prediction.value) for one in rows])
     assert f"{len(rows)} of {20 * len(rows)} runs {'are' if len(rows) > 1 else 'is'} far off" in verdict_line(verdict)
     assert "finite" not in verdict_line(verdict)
 
@@ -121,12 +133,12 @@ def test_runs_whose_own_claims_scatter_are_near_a_threshold(scatter, said):
     """Errors a third too high at every size, in runs whose Nishimori ratios are right, or right in some and far off in others."""
     rng = np.random.default_rng(3)
     rows = simulated(rng, off=0.35, alphas=1)
+    claimed = []
     for one in rows:
-        claims = dict(zip(one["values"], (1 + scatter * rng.standard_normal(len(one["values"]))).tolist()))
-        one["also_predicted"] = [
-            {"metric": "nishimori", "component": None, "at": None, "values": claims, "prediction": 1.0, "error": 0.0}
-        ]
-    assert agreement(rows, "mse")["prediction"] == said
+        values = one.estimate.values
+        claims = dict(zip(values, (1 + scatter * rng.standard_normal(len(values))).tolist()))
+        claimed.append(changed(one, also_predicted=[number("nishimori", claims)]))
+    assert agreement(claimed, "mse")["prediction"] == said
 
 
 @pytest.mark.parametrize(("spread", "said"), [(0.05, "no"), (3.0, "finite size")])
@@ -134,11 +146,9 @@ def test_claims_over_errors_that_scatter_are_near_a_threshold(spread, said):
     """Calibrations of 0.5 with a small scatter of their own, where the errors are alike, or some are many times the others."""
     rng, rows = np.random.default_rng(4), []
     for D in SIZES:
-        values = dict(enumerate(np.exp(spread * np.abs(rng.standard_normal(16))).tolist()))
-        claims = dict(enumerate((0.5 + 0.1 * rng.random(16)).tolist()))
-        rows.append(row(dimension=D, own_theory=1.0, own_theory_error=0.0, n=16, values=values, also_predicted=[
-            {"metric": "calibration", "component": None, "at": None, "values": claims, "prediction": 1.0, "error": 0.0}
-        ]))  # fmt: skip
+        values = numbered(np.exp(spread * np.abs(rng.standard_normal(16))))
+        others = [number("calibration", numbered(0.5 + 0.1 * rng.random(16)))]
+        rows.append(row(dimension=D, own_theory=1.0, own_theory_error=0.0, n=16, values=values, also_predicted=others))
     assert agreement(rows, "mse")["prediction"] == said
 
 
@@ -150,7 +160,7 @@ def test_overlaps_of_a_vector_at_the_edge_of_a_spectrum_are_finite_size(expected
     rng = np.random.default_rng(6)
     rows = [
         row(metric="overlap", dimension=D, own_theory=expected, own_theory_error=0.0, n=16,
-            values=dict(enumerate((mean * D ** (-1 / 3) * rng.gamma(scatter**-2, scatter**2, 16)).tolist()))) for D in SIZES
+            values=numbered(mean * D ** (-1 / 3) * rng.gamma(scatter**-2, scatter**2, 16))) for D in SIZES
     ]  # fmt: skip
     assert agreement(rows, None)["prediction"] == said
 
@@ -201,11 +211,7 @@ def test_numbers_without_a_row_count():
     rows = simulated(np.random.default_rng(2), seeds=64)
     assert agreement(rows, "mse")["prediction"] == "yes"
     off = {f"0/{k}": 1.05 + 1e-3 * (k % 7) for k in range(64)}
-    for one in rows:
-        one["also_predicted"] = [
-            {"metric": "nishimori", "component": None, "at": None, "values": off, "prediction": 1.0, "error": 0.0}
-        ]
-    found = agreement(rows, "mse")
+    found = agreement([changed(one, also_predicted=[number("nishimori", off)]) for one in rows], "mse")
     assert (found["prediction"], found["deviation_of"]) == ("no", "nishimori")
     assert found["deviation"] == pytest.approx(0.053, abs=0.01)
 

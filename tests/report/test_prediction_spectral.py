@@ -10,7 +10,7 @@ from smimbench.backend import get_backend
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.prediction import agreement
 from tests.helpers import attention
-from tests.report.rows import row
+from tests.report.rows import changed, row
 
 METRICS = ("mse", "overlap", "nishimori")
 
@@ -42,7 +42,7 @@ def rows_of(problem, alphas, sizes, *factors):
 
 def claimed(rows, factor):
     """Rows whose error is claimed to be larger by a factor."""
-    return [one | {"own_theory": one["own_theory"] * factor} if one["metric"] == "mse" else one for one in rows]
+    return [changed(one, own_theory=one.prediction.value * factor) if one.metric == "mse" else one for one in rows]
 
 
 def random_problem(case):
@@ -80,5 +80,5 @@ def test_wrong_claims_are_refused_where_sizes_decide(channel):
 def test_the_nishimori_ratio_of_one_step_falls_short_by_dimensions_over_samples(channel, alpha, D):
     problem = attention(channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {}))
     (rows,) = rows_of(problem, [alpha], {D: 16}, 1.0)
-    ratios = next(np.array(list(one["values"].values())) for one in rows if one["metric"] == "nishimori")
+    ratios = next(np.array(list(one.estimate.values.values())) for one in rows if one.metric == "nishimori")
     assert 1 < (1 - ratios.mean()) * alpha * D < 2.2

@@ -17,7 +17,7 @@ from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, write_suite
-from tests.report.rows import printed, row
+from tests.report.rows import changed, printed, row
 
 pytestmark = pytest.mark.usefixtures("svg_alone")
 
@@ -48,7 +48,10 @@ def test_backends_are_told_apart():
     """An algorithm that ran on two backends is two entries, each with its own instances and ratio."""
     rows = [of("a", [0.5, 0.6]), of("b", [0.8, 0.9])]
     found = summary(
-        [*rows, *({**row, "backend": "cupy", "values": {k: 2 * v for k, v in row["values"].items()}} for row in rows)]
+        [
+            *rows,
+            *(changed(row, backend="cupy", values={k: 2 * v for k, v in row.estimate.values.items()}) for row in rows),
+        ]
     )
     assert [entry["algorithm"] for entry in found] == ["a@numpy", "b@numpy", "a@cupy", "b@cupy"]
     assert found[2]["ratio_to_bayes"] == pytest.approx(2 * found[0]["ratio_to_bayes"])

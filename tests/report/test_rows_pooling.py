@@ -47,17 +47,17 @@ def stored(folder, suite, mse):
 
 
 def rows_of(suite, store):
-    return [r for r in Results(suite, store, answers=TheorySolver()).rows if r["metric"] == "mse"]
+    return [r for r in Results(suite, store, answers=TheorySolver()).rows if r.metric == "mse"]
 
 
 def test_two_problems_of_one_label_are_two_rows_each_with_its_theory(tmp_path):
     suite = load_suite(write_suite(tmp_path, TWO))
     suite = replace(suite, plans=tuple(replace(plan, label="same") for plan in suite.plans))
     rows = rows_of(suite, stored(tmp_path / "r", suite, {0.2: 0.3, 0.8: 0.7}))
-    assert [r["n"] for r in rows] == [2, 2]
-    assert [r["mean"] for r in rows] == pytest.approx([0.305, 0.705], abs=0.006)
-    assert rows[0]["theory"] < rows[1]["theory"]
-    assert [r["problem"] for r in rows] == ["same (channel.noise=0.2)", "same (channel.noise=0.8)"]
+    assert [r.estimate.n for r in rows] == [2, 2]
+    assert [r.estimate.mean for r in rows] == pytest.approx([0.305, 0.705], abs=0.006)
+    assert rows[0].theory.value < rows[1].theory.value
+    assert [r.place.problem for r in rows] == ["same (channel.noise=0.2)", "same (channel.noise=0.8)"]
 
 
 def test_a_cell_that_is_listed_twice_is_one_run(tmp_path):
@@ -65,26 +65,27 @@ def test_a_cell_that_is_listed_twice_is_one_run(tmp_path):
     twice = replace(suite, plans=tuple(replace(plan, alphas=plan.alphas * 2) for plan in suite.plans))
     store = stored(tmp_path / "r", suite, {0.2: 0.3})
     once, found = rows_of(suite, store), rows_of(twice, store)
-    assert [r["n"] for r in found] == [2]
-    assert found[0]["sem"] == once[0]["sem"]
+    assert [r.estimate.n for r in found] == [2]
+    assert found[0].estimate.sem == once[0].estimate.sem
 
 
 def test_a_channel_of_another_package_is_told_apart_by_its_package():
     table = {"channel": {"name": "twice", "gain": 2}}
     theirs = {"channel": {**table["channel"], "distribution": "theirs"}}
+    algorithm = {"name": "gamp"}
     rows = distinguish(
         [
-            {"problem": "twice", "algorithm": "gamp", "identity": {"problem": table}},
-            {"problem": "twice", "algorithm": "gamp", "identity": {"problem": theirs}},
-            {"problem": "other", "algorithm": "gamp"},
+            row(problem="twice", identity={"problem": table, "algorithm": algorithm}),
+            row(problem="twice", identity={"problem": theirs, "algorithm": algorithm}),
+            row(problem="other"),
         ]
-    )  # fmt: skip
-    assert [r["problem"] for r in rows] == [
+    )
+    assert [r.place.problem for r in rows] == [
         "twice (channel.distribution=smimbench)",
         "twice (channel.distribution=theirs)",
         "other",
     ]
-    assert {r["algorithm"] for r in rows} == {"gamp"}
+    assert {r.place.algorithm for r in rows} == {"gamp"}
 
 
 def identified(noise, algorithm="gamp", version=1, **more):
@@ -96,13 +97,13 @@ def test_a_comparison_matches_what_was_run_not_what_it_is_called():
     before = [identified(0.2, problem="old name", mean=0.5), identified(0.8, problem="noisy", mean=0.9)]
     after = [identified(0.2, problem="noisy", mean=0.5, version=2), identified(0.4, problem="noisy", mean=0.1)]
     entries = compare_rows(before, after)
-    verdicts = {entry["problem"]: entry["verdict"] for entry in entries}
+    verdicts = {entry.place.problem: entry.judgment.verdict for entry in entries}
     assert verdicts == {
         "noisy (channel.noise=0.2)": "unchanged",
         "noisy (channel.noise=0.8)": "only before",
         "noisy (channel.noise=0.4)": "only after",
     }
-    assert sum(exceeds(entry, 5.0) for entry in entries) == 2
+    assert sum(exceeds(entry.judgment, 5.0, entry.time_percent) for entry in entries) == 2
 
 
 def test_the_word_for_a_component():

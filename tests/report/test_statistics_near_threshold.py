@@ -69,7 +69,7 @@ def test_the_rows_of_a_suite_say_it(tmp_path):
     smimbench.run(path, results=tmp_path / "results")
     suite, store = load_suite(path), Store(tmp_path / "results" / "small")
     rows = Results(suite, store, answers=cache).rows
-    near, far = (next(row["reasons"] for row in rows if (row["alpha"] > 1) == above) for above in (False, True))
+    near, far = (next(row.runs.reasons for row in rows if (row.place.alpha > 1) == above) for above in (False, True))
     (said,), (other,) = near, far
     assert said.startswith("not-converged: 5 iterations reached; alpha ")
     assert f"threshold of layer 1 at {weak:.3g}: increase D" in said

@@ -10,8 +10,9 @@ import pytest
 from smimbench.api import run
 from smimbench.report.columns import marked_z, number, seconds, uncertain
 from smimbench.report.results import Results
+from smimbench.report.row import Nearness
 from smimbench.report.rows import draws_fresh
-from smimbench.report.statistics import against_theory, ratio_to_bayes, time_near
+from smimbench.report.statistics import against_theory, mean_and_error, ratio_to_bayes, time_near
 from smimbench.report.tables import error_tables, runtime_tables, status_line
 from smimbench.report.text_files import as_markdown
 from smimbench.report.theory_tables import theory_tables
@@ -138,7 +139,7 @@ def test_the_status_line_counts_everything():
 
 
 def test_markdown_keeps_its_columns_whatever_a_label_holds():
-    lines = as_markdown([row(problem="a|b")]).splitlines()
+    lines = as_markdown({"rows": [row(problem="a|b").document()], "extrapolated": []}).splitlines()
     assert lines[2].count("|") - lines[2].count("\\|") == lines[0].count("|")
 
 
@@ -147,19 +148,20 @@ def test_markdown_keeps_its_columns_whatever_a_label_holds():
 
 def test_a_standard_error_is_that_of_the_mean_and_z_joins_both_errors():
     values = np.array([1.0, 2.0, 4.0, 5.0])
-    found = against_theory(values, 2.5, 0.3)
-    assert found["sem"] == pytest.approx(np.sqrt(((values - 3.0) ** 2).sum() / 3 / 4))
-    assert found["difference"] == pytest.approx(0.5)
-    assert found["z"] == pytest.approx(0.5 / np.hypot(found["sem"], 0.3))
-    assert against_theory(values[:1], 2.5, 0.3)["sem"] is None
-    assert against_theory(values, 0.0, 0.0)["z"] is None
-    assert against_theory(np.array([]), 2.5, 0.3)["mean"] is None
+    estimate = mean_and_error(values)
+    found = against_theory(estimate, 2.5, 0.3)
+    assert estimate.sem == pytest.approx(np.sqrt(((values - 3.0) ** 2).sum() / 3 / 4))
+    assert found.difference == pytest.approx(0.5)
+    assert found.z == pytest.approx(0.5 / np.hypot(estimate.sem, 0.3))
+    assert mean_and_error(values[:1]).sem is None
+    assert against_theory(estimate, 0.0, 0.0).z is None
+    assert mean_and_error(np.array([])).mean is None
 
 
 def test_runs_that_differ_by_rounding_have_no_z():
     for values in ([1.0, 1.0, 1.0], [1.0, 1.0 + 2e-16, 1.0], [0.1 + 0.2, 0.3]):
-        assert against_theory(np.array(values), 1.1, 0.0)["z"] is None
-    assert against_theory(np.array([1.0, 1.0 + 2e-16]), 1.1, 0.01)["z"] == pytest.approx(-10)
+        assert against_theory(mean_and_error(np.array(values)), 1.1, 0.0).z is None
+    assert against_theory(mean_and_error(np.array([1.0, 1.0 + 2e-16])), 1.1, 0.01).z == pytest.approx(-10)
 
 
 def test_a_ratio_is_blank_where_theory_is_zero():
@@ -208,10 +210,10 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
             }  # fmt: skip
             store.write({**record, **{k: {**record[k], **v} if isinstance(v, dict) else v for k, v in change.items()}})
         found = Results(suite, store, answers=TheorySolver()).rows
-        rows[name] = found[0]["time_to_theory"]["0.05"]
-    assert rows["plain"] == {"seconds": 0.25, "iterations": 1.0, "fraction": 1.0}
-    assert rows["restarted"] == {"seconds": 5.25, "iterations": 1.0, "fraction": 1.0}
-    assert rows["diverged"] == {"seconds": None, "iterations": None, "fraction": 0.0}
+        rows[name] = found[0].cost.near["0.05"]
+    assert rows["plain"] == Nearness(0.25, 1.0, 1.0)
+    assert rows["restarted"] == Nearness(5.25, 1.0, 1.0)
+    assert rows["diverged"] == Nearness(None, None, 0.0)
 
 
 def test_an_online_row_stands_at_the_samples_that_it_used(tmp_path):

@@ -44,7 +44,7 @@ def test_every_problem_has_a_table_of_its_contenders(suite, capsys):
     )
     tables = [read(text) for text in out.strip().split("\n\n")]
     code, out, _ = call(capsys, "show", ROOT / "results" / "reference" / f"{suite}.json", "--json")
-    found = [one for one in verdicts(json.loads(out)["rows"]) if len(one["contenders"]) > 1]
+    found = [one for one in json.loads(out)["verdicts"] if len(one["contenders"]) > 1]
     assert len(tables) == len(found)
     for (caption, form, (head, *lines)), verdict in zip(tables, found):
         assert caption.startswith(f"{verdict['problem']}: all algorithms, ")

@@ -15,6 +15,7 @@ from smimbench.report.charts import save
 from smimbench.report.figures import metric_chart
 from smimbench.report.learning_curves import learning_charts
 from smimbench.report.results import Results
+from smimbench.report.row import row_of
 from smimbench.report.rows import _at
 from smimbench.report.theory_document import add_own_theory, theory_document
 from smimbench.report.theory_tables import own_theory_tables, theory_tables
@@ -210,7 +211,7 @@ def test_own_theory_of_one_sample_ratio_can_be_seen(results):
     """A dashed line through one point has no length: a mark stands for it."""
     pytest.importorskip("matplotlib")
     suite, rows, *_ = results
-    (panel, *_) = metric_chart(suite, rows, TheorySolver(), "mse").panels
+    (panel, *_) = metric_chart(suite, [row_of(row) for row in rows], TheorySolver(), "mse").panels
     (series,) = [one for one in panel.series if one.name == "erm, predicted"]
     (row,) = [row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"]
     assert (series.kind, series.style["marker"]) == ("marks", "_")

@@ -87,7 +87,7 @@ def test_points_without_an_optimal_error_are_named_and_not_counted():
     (found,) = verdicts(rows)
     one = found["contenders"][0]
     assert (one["points"], one["unsolved"]) == (1, 1)
-    assert one["near_fraction"] == rows[0]["time_to_theory"]["0.05"]["fraction"]
+    assert one["near_fraction"] == rows[0].cost.near["0.05"].fraction
     assert verdict_line(found).endswith("without 1 of 2 sample ratios, whose optimal error is not known")
     (found,) = verdicts(rows[1:])
     assert verdict_line(found) == "p: gamp, error 0.3000±0.0100, 1 s per run, the optimal error is not known"
@@ -130,10 +130,7 @@ def test_a_table_from_two_contenders_on():
     assert [line.split()[0] for line in lines] == ["gamp", "adam"]
     assert max(map(len, text.splitlines())) <= 80
     assert ", D = 100" in text
-    small = [
-        {**at(0.1, mean, 0.4, algorithm=name), "dimension_letter": "d"}
-        for mean, name in ((0.41, "gamp"), (0.9, "adam"))
-    ]
+    small = [at(0.1, mean, 0.4, algorithm=name, dimension_letter="d") for mean, name in ((0.41, "gamp"), (0.9, "adam"))]
     assert ", d = 100" in printed(contender_tables(verdicts(small)))
 
 
@@ -224,7 +221,7 @@ def test_who_fails_is_neither_best_nor_tied(status, lost):
     share = lost / 72
     assert fails["ratio_to_bayes"] == pytest.approx((1 - share) * intact["ratio_to_bayes"] + 10 * share, rel=0.01)
     assert fails["compared"]["ratio"] == pytest.approx(10**share, rel=0.03)
-    (alone,) = verdicts([row for row in twins(lost, status) if row["algorithm"] == "fails"])
+    (alone,) = verdicts([row for row in twins(lost, status) if row.place.algorithm == "fails"])
     assert f"{2 * lost} of 144 runs failed" in verdict_line(alone)
     assert alone["contenders"][0]["ratio_to_bayes"] == fails["ratio_to_bayes"]
 
@@ -241,14 +238,14 @@ def test_to_fail_everywhere_at_one_sample_ratio_is_no_estimate():
     one = found["contenders"][1]
     assert (one["algorithm"], one["points"], one["missing"], one["failed"]) == ("fails", 1, 1, 72)
     assert one["ratio_to_bayes"] == pytest.approx(math.sqrt(10), rel=0.02)
-    (found,) = verdicts([row for row in twins(72) if row["algorithm"] == "fails"])
+    (found,) = verdicts([row for row in twins(72) if row.place.algorithm == "fails"])
     assert verdict_line(found) == "p: no algorithm has made an estimate"
     (found,) = verdicts(twins(72))
     assert contender_line(found["contenders"][1]) == "fails: 144 of 144 runs failed"
 
 
 def test_failures_count_in_the_summary_of_all_problems():
-    rows = [{**row, "problem": name} for name in "pq" for row in twins(9)]
+    rows = [row.labeled(name, row.place.algorithm) for name in "pq" for row in twins(9)]
     intact, fails = summary(rows)
     assert (intact["algorithm"], fails["algorithm"]) == ("intact", "fails")
     assert (intact["instances"], fails["instances"]) == (288, 252)

@@ -4,6 +4,7 @@ import pytest
 
 import smimbench
 from smimbench.report.board import obstacle
+from smimbench.report.row import row_of
 from smimbench.report.verdict import verdicts
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
@@ -26,9 +27,9 @@ def test_an_oracle_is_no_contender(tmp_path):
     rows = [row for row in results if row["metric"] == "mse"]
     oracle = next(row for row in rows if row["algorithm"] == "adam, from the teacher")
     assert oracle["settings"] == "oracle"
-    assert {one["algorithm"] for one in verdicts(rows)[0]["contenders"]} == {"gamp", "adam"}
+    assert {one["algorithm"] for one in verdicts([row_of(row) for row in rows])[0]["contenders"]} == {"gamp", "adam"}
     shared = {"by": "x", "versions": {"smimbench": "1"}}
-    assert "near the teacher" in obstacle(oracle, shared)
+    assert "near the teacher" in obstacle(row_of(oracle), shared)
 
 
 def test_an_oracle_is_not_tuned(tmp_path):

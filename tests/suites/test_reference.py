@@ -46,34 +46,39 @@ def test_a_page_has_its_figures_its_table_and_the_command_that_made_it(path):
     assert figures
     assert all((FOLDER / figure).is_file() for figure in figures)
     assert f"`smimbench run {path.stem}" in text
-    document, shared, _ = read_packed(path)
-    assert document["missing"] == 0
+    table, shared, _ = read_packed(path)
+    assert table.missing == 0
     assert shared["overrides"] == sizes()[path.stem]
-    assert text.count("\n| ") > len(document["verdicts"])
+    assert text.count("\n| ") > len(table.verdicts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_theory_is_still_what_the_code_says(path, solved):
-    document, shared, _ = read_packed(path)
+    table, shared, _ = read_packed(path)
     suite = load_suite(path.stem, [*shared["overrides"], *LIGHTER.get(path.stem, ())])
     plans = {plan.label: plan.problem for plan in suite.plans}
-    rows = [row for row in document["rows"] if row["metric"] in ("mse", "overlap") and row["bayes"] is not None]
-    for label, own in grouped(rows, lambda row: row["problem"]).items():
+    rows = [row for row in table.rows if row.metric in ("mse", "overlap") and row.optimum.limit is not None]
+    for label, own in grouped(rows, lambda row: row.place.problem).items():
         if label not in plans and path.stem in LIGHTER:
             continue
         problem = plans[label]
         if problem.components > 1 or problem.channel.information is None:
             continue  # minutes of integrals: their own tests hold them
-        alphas = sorted({row["alpha"] for row in own})
+        alphas = sorted({row.place.alpha for row in own})
         chosen = {alphas[round(i)] for i in np.linspace(0, len(alphas) - 1, MOST)}
-        for alpha, members in grouped(own, lambda row: row["alpha"]).items():
+        for alpha, members in grouped(own, lambda row: row.place.alpha).items():
             if alpha in chosen:
                 (point, *_), *_ = TheorySolver(solved / "theory").points(problem, [alpha])
                 for row in members:
-                    values, errors = theory_of(find_metric(row["metric"]), problem, point, 1)
-                    allowed = 1e-6 + 1e-4 * abs(row["bayes"]) + 4 * (errors[0] or 0.0) + 4 * (row["bayes_error"] or 0.0)
-                    assert abs(values[0] - row["bayes"]) < allowed, (label, alpha, row["metric"])
+                    values, errors = theory_of(find_metric(row.metric), problem, point, 1)
+                    allowed = (
+                        1e-6
+                        + 1e-4 * abs(row.optimum.limit)
+                        + 4 * (errors[0] or 0.0)
+                        + 4 * (row.optimum.limit_error or 0.0)
+                    )
+                    assert abs(values[0] - row.optimum.limit) < allowed, (label, alpha, row.metric)
 
 
 def test_results_are_compared_with_the_reference_without_a_rerun(capsys):

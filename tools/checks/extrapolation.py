@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 import smimbench
-from smimbench.report.extrapolation import extrapolated_rows
 
 ROOT = 28
 GROUPS = {
@@ -25,11 +24,6 @@ GROUPS = {
     "matrices, gamp": ("softmax", "softmax", "hardmax", "linear", "linear"),
     "matrices, others": ("ridge", "nuclear", "adam"),
 }
-KEEP = (
-    *("problem", "algorithm", "backend", "nominal_alpha", "alpha", "dimension", "metric", "component", "identity"),
-    *("mean", "sem", "n", "theory", "theory_error", "own_theory", "bayes", "status_counts"),
-    *("component_word", "dimension_letter"),
-)  # fmt: skip
 SUITE = """[suite]
 title = "{kind}"
 [problem]
@@ -106,10 +100,11 @@ def case(folder, number):
         group, text = random_suite(np.random.default_rng([ROOT, number]))
         suite = folder / f"case-{number}.toml"
         suite.write_text(text)
-        rows = [{key: row[key] for key in KEEP} for row in smimbench.run(suite, results=folder / "results", workers=1)]
+        rows = list(smimbench.run(suite, results=folder / "results", workers=1))
         path.write_text(json.dumps({"group": group, "rows": rows}))
     found = json.loads(path.read_text())
-    known = [one for one in extrapolated_rows(found["rows"]) if one["own_theory"] is not None and one["theory"] > 1e-3]
+    limits = smimbench.extrapolate(found["rows"])
+    known = [one for one in limits if one["own_theory"] is not None and one["theory"] > 1e-3]
     if not known:
         return None
     chosen = known[np.random.default_rng([ROOT, number, 1]).integers(len(known))]

@@ -26,6 +26,7 @@ from verdict_cases import CASES, MATRIX, SABOTAGES, gamp_suite, honest_suite, su
 
 import smimbench
 from smimbench.registry import get_registry
+from smimbench.report.row import row_of
 from smimbench.report.verdict import verdicts
 
 # -- runs -----------------------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def part_of(rows, first, step):
 
 def contenders(rows):
     """What verdicts say of every algorithm."""
-    return {one["algorithm"]: one for entry in verdicts(rows) for one in entry["contenders"]}
+    return {one["algorithm"]: one for entry in verdicts([row_of(row) for row in rows]) for one in entry["contenders"]}
 
 
 def sabotage_table(rows):

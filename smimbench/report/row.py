@@ -1,0 +1,442 @@
+"""A row of the error table, as a typed value; JSON holds it flat, see ``Row.document`` and ``row_of``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import Field
+
+from smimbench.files import JsonObject
+from smimbench.interfaces.checks import shown
+
+Number = float | None
+Text = Annotated[str, Field(max_length=100_000)]
+Component = Annotated[int, Field(ge=1)] | None
+"""Number of a component, from 1; None for a metric of all components together."""
+Count = Annotated[int, Field(ge=0)]
+Epsilon = Literal["0.05", "0.2", "0.5"]
+"""How near to the optimal error, relative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What was run: labels of problem and algorithm, and the grid point.
+
+    Attributes
+    ----------
+    alpha, nominal_alpha : float
+        Sample ratio really used, and the one asked for.
+    settings : str
+        Where the parameters of the algorithm are from.
+    """
+
+    problem: Text
+    algorithm: Text
+    backend: Text
+    alpha: float
+    nominal_alpha: float
+    dimension: Annotated[int, Field(ge=1)]
+    settings: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Mean over the runs that gave an estimate, with its standard error.
+
+    Attributes
+    ----------
+    values : dict
+        Value of each run, by instance.
+    failed : int
+        Runs without an estimate among ``values``, see ``smimbench.report.verdict.with_failures``.
+    """
+
+    values: dict[str, float]
+    n: Count
+    mean: Number
+    sem: Number
+    failed: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedNumber:
+    """A quantity that theory predicts for an algorithm and no row is about: another metric, or one during the run.
+
+    Attributes
+    ----------
+    at : float or None
+        Share of the steps after which it is taken; None: at the end.
+    values : dict
+        Value of each run, by instance.
+    coefficient : float or None
+        Coefficient of 1/D.
+    """
+
+    metric: Text
+    component: Component
+    at: Number
+    values: dict[str, float]
+    coefficient: Number
+    prediction: Number
+    error: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What theory predicts for the algorithm.
+
+    Attributes
+    ----------
+    coefficient : float or None
+        Coefficient of the 1/D term.
+    z : float or None
+        Distance of the mean from it in units of the combined error.
+    reason : str or None
+        Why there is none.
+    method, branch : str or None
+        How theory was solved, and which solution it is.
+    others : list of PredictedNumber or None
+        Further predicted quantities, in the first row of a place.
+    teachers : dict or None
+        Relative excess of the squared length of the teacher of each instance, per component, in the first row of a place.
+    """
+
+    value: Number
+    error: Number
+    coefficient: Number
+    reason: Text | None
+    branch: Text | None
+    method: Text | None
+    z: Number = None
+    others: list[PredictedNumber] | None = None
+    teachers: dict[str, list[float]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimalValue:
+    """The Bayes-optimal value: its limit at infinite dimension, and at the dimension of the runs.
+
+    Attributes
+    ----------
+    limit, limit_error : float or None
+        From state evolution.
+    value, error : float or None
+        At this dimension where that is known, otherwise the limit.
+    source : str
+        Where ``value`` is from.
+    ratio : float or None
+        The mean error over ``value``.
+    """
+
+    limit: Number
+    limit_error: Number
+    value: Number
+    error: Number
+    source: Text
+    ratio: Number = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The mean against theory: the prediction for the algorithm where there is one, otherwise the Bayes-optimal value."""
+
+    value: Number
+    error: Number
+    difference: Number
+    z: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Nearness:
+    """Median time and iterations until a run is near the optimal error, and the share of runs that come so near."""
+
+    seconds: Number
+    iterations: Number
+    fraction: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a run takes: means over runs, and the largest memory.
+
+    Attributes
+    ----------
+    ceiling, ceiling_fraction : str or None, float or None
+        What limits an iteration, ``products`` or ``reads``, and the share of the machine's peak that is reached.
+    trusted : bool
+        Whether cells ran one after the other, warmed up.
+    near : dict
+        Time until a run is within this share of the optimal error.
+    """
+
+    seconds: Number
+    cpu_seconds: Number
+    iterations: Number
+    first_iteration: Number
+    per_iteration: Number
+    peak_memory: int | None
+    ceiling_fraction: Number
+    ceiling: Text | None
+    device_seconds: Number
+    trusted: bool
+    machines: list[Text]
+    near: Annotated[dict[Epsilon, Nearness], Field(min_length=3)]
+
+
+@dataclass(frozen=True, slots=True)
+class StillMoving:
+    """Runs whose error still changed at the last step, the median change, and the lowest error over the last one."""
+
+    runs: int
+    change: float
+    lowest: float
+
+
+@dataclass(frozen=True, slots=True)
+class HalfOverlap:
+    """When a component reaches half of its optimal overlap ``target``: share of runs and medians over them."""
+
+    target: Number = None
+    fraction: Number = None
+    iterations: Number = None
+    samples: Number = None
+    epochs: Number = None
+    seconds: Number = None
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedSequence:
+    """Components in the order in which so many runs learned them."""
+
+    layers: list[int]
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearningFactor:
+    """Learning time of the last component over that of the first, in samples or iterations."""
+
+    mean: Number
+    sem: Number
+    runs: int
+    axis: Text
+
+
+@dataclass(frozen=True, slots=True)
+class LearningOrder:
+    """The order in which runs learn components, most frequent first, and the share of runs that learn all."""
+
+    sequences: list[LearnedSequence]
+    success: Number
+    factor: LearningFactor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A further number that ``found`` of the runs report, with its theory."""
+
+    mean: Number
+    sem: Number
+    found: int
+    runs: int
+    theory: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How runs ended, and what they report besides.
+
+    Attributes
+    ----------
+    reasons, warnings, blank : list of str
+        Why runs did not end well, what they warned of, and why the metric is blank.
+    restarts : int
+        Runs that were restarted once, more cautiously.
+    """
+
+    status_counts: dict[str, int]
+    reasons: list[Text]
+    warnings: list[Text]
+    blank: list[Text]
+    restarts: Count
+    still_moving: StillMoving | None
+    learning_order: LearningOrder | None
+    half_overlap: HalfOverlap | None
+    findings: dict[str, list[Finding]]
+
+    @property
+    def moving(self) -> int:
+        """Runs whose error still changed at the last step."""
+        return self.still_moving.runs if self.still_moving else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Problem and algorithm with all parameters, without versions."""
+
+    problem: JsonObject
+    algorithm: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The runs of an algorithm at one place, for one metric and component, with theory.
+
+    Attributes
+    ----------
+    target : float
+        Error that counts as reached where the optimum is 0.
+    component_word, dimension_letter : str
+        What a component is called, and the letter for the dimension.
+    """
+
+    place: Place
+    metric: Text
+    component: Component
+    target: float
+    estimate: Estimate
+    prediction: Prediction
+    optimum: OptimalValue
+    theory: Comparison
+    cost: Cost
+    runs: Runs
+    identity: Identity
+    component_word: Text
+    dimension_letter: Text
+
+    def document(self) -> JsonObject:
+        """The row as JSON has it: flat."""
+        nested = dataclasses.asdict(self)
+        flat = {key: nested[group][name] if name else nested[group] for key, (group, name) in _PLACES.items()}
+        return {key: value for key, value in flat.items() if value is not None or key not in _OPTIONAL}
+
+    def labeled(self, problem: str, algorithm: str) -> Self:
+        """The row with other labels of its problem and algorithm."""
+        return replace(self, place=replace(self.place, problem=problem, algorithm=algorithm))
+
+
+@dataclass(frozen=True, slots=True)
+class OfRow:
+    """What is shown in tables next to the labels, theory and estimate of a row."""
+
+    row: Row
+
+    @property
+    def place(self) -> Place:
+        """Of the row."""
+        return self.row.place
+
+    @property
+    def metric(self) -> str:
+        """Of the row."""
+        return self.row.metric
+
+    @property
+    def component(self) -> int | None:
+        """Of the row."""
+        return self.row.component
+
+    @property
+    def estimate(self) -> Estimate:
+        """Of the row."""
+        return self.row.estimate
+
+    @property
+    def prediction(self) -> Prediction:
+        """Of the row."""
+        return self.row.prediction
+
+    @property
+    def optimum(self) -> OptimalValue:
+        """Of the row."""
+        return self.row.optimum
+
+    @property
+    def theory(self) -> Comparison:
+        """Of the row."""
+        return self.row.theory
+
+    @property
+    def runs(self) -> Runs:
+        """Of the row."""
+        return self.row.runs
+
+    @property
+    def component_word(self) -> str:
+        """Of the row."""
+        return self.row.component_word
+
+    @property
+    def dimension_letter(self) -> str:
+        """Of the row."""
+        return self.row.dimension_letter
+
+
+_KEYS = {
+    "problem algorithm backend alpha nominal_alpha dimension settings": "place",
+    "values": "estimate",
+    "metric component": "",
+    "own_theory=value own_theory_error=error own_coefficient=coefficient no_theory=reason": "prediction",
+    "bayes=limit bayes_error=limit_error optimum=value optimum_error=error optimum_source=source": "optimum",
+    "blank": "runs",
+    "branch theory_method=method": "prediction",
+    "seconds cpu_seconds iterations first_iteration per_iteration peak_memory ceiling_fraction ceiling "
+    "device_seconds trusted machines time_to_theory=near": "cost",
+    "target": "",
+    "still_moving learning_order findings restarts status_counts reasons warnings": "runs",
+    "identity component_word dimension_letter": "",
+    "half_overlap": "runs",
+    "n mean sem": "estimate",
+    "theory=value theory_error=error difference z": "theory",
+    "own_z=z": "prediction",
+    "ratio_to_bayes=ratio": "optimum",
+    "also_predicted=others teachers": "prediction",
+}
+"""Keys of JSON in their order, with the field of that name (or ``=`` another) and the group that it is in."""
+
+_OPTIONAL = ("also_predicted", "teachers")
+
+
+def _places() -> dict[str, tuple[str, str]]:
+    """Group and field by key of JSON."""
+    places = {}
+    for keys, group in _KEYS.items():
+        for text in keys.split():
+            key, _, field = text.partition("=")
+            places[key] = (group, field or key) if group else (key, "")
+    return places
+
+
+_PLACES = _places()
+
+
+def row_of(document: JsonObject) -> Row:
+    """The row that a flat JSON object describes.
+
+    Raises
+    ------
+    ValueError
+        If a field is missing or of another type.
+    """
+    nested: dict[str, Any] = {}
+    for key, (group, name) in _PLACES.items():
+        if key in document and name:
+            nested.setdefault(group, {})[name] = document[key]
+        elif key in document:
+            nested[group] = document[key]
+    try:
+        return _row_type().validate_json(json.dumps(nested), strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"not a row of smimbench: {where}: {first['msg']}, got {shown(first['input'])}") from None
+
+
+@functools.cache
+def _row_type() -> pydantic.TypeAdapter[Row]:
+    return pydantic.TypeAdapter(Row)
