@@ -173,10 +173,10 @@ class Record(Open):
     format: Literal[1]
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{24}$", description="The first 24 digits of the SHA-256 of `cell`.")]
     cell: Identity
-    problem: Annotated[str, Field(description="Label of the problem when it was run.")] = ""
-    algorithm: Annotated[str, Field(description="Label of the algorithm when it was run.")] = ""
+    problem: Annotated[str, Field(description="Label of the problem when it was run.")]
+    algorithm: Annotated[str, Field(description="Label of the algorithm when it was run.")]
     status: Literal["ok", "not-converged", "diverged", "timeout", "failed", "skipped"]
-    reason: Text = ""
+    reason: Text
     metrics: Annotated[dict[str, Numbers], Field(description="Of the final estimate: a number per component, or one.")]
     blank: dict[str, Text] = {}
     sample_ratio: Annotated[float, Field(description="Of all samples that the run used.")] = 0
@@ -205,8 +205,8 @@ class Record(Open):
         ),
     ] = None
     timing: Timing
-    machine: JsonObject = {}
-    versions: dict[str, str] = {}
+    machine: JsonObject
+    versions: dict[str, str]
     digest: Annotated[
         str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the canonical JSON of all other fields.")
     ]

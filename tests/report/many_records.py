@@ -39,6 +39,7 @@ def write(folder: Path, count: int, seeds: int = 50) -> Path:
                 "samples": [None for _ in steps], "mse": [[error + 1 / (1 + i)] for i in steps],
                 "overlap": [[1 - error] for _ in steps],
             },
+            "machine": {}, "versions": {},
             "timing": {"machine": "m", "seconds": 0.02, "cpu_seconds": 0.02, "total_seconds": 0.03},
         }  # fmt: skip
         record = json.loads(json.dumps(plain(record)))

@@ -38,6 +38,7 @@ def stored(folder, suite, mse):
         store.write(
             {
                 "key": cell.key, "cell": cell.identity(), "status": "ok", "reason": "", "iterations": 2,
+                "problem": cell.problem_label, "algorithm": cell.algorithm_label, "machine": {}, "versions": {},
                 "metrics": {"mse": [value], "overlap": [1 - value]},
                 "timing": {"seconds": 1.0, "cpu_seconds": 1.0, "machine": "here", "trusted": False},
                 "trajectory": {"iteration": [0], "seconds": [0.0], "mse": [[value]], "overlap": [[0.1]], "samples": [None]},

@@ -37,6 +37,9 @@ def record(name: str = "a1b2", **more):
     found = {
         "key": key(name),
         "cell": cell(name),
+        **dict.fromkeys(("problem", "algorithm", "reason"), ""),
+        "machine": {},
+        "versions": {},
         "status": "ok",
         "metrics": {"mse": [0.1 + 0.2, 1e-17]},
         "trajectory": {"iteration": [0, 1], "mse": [[1.0, 1.0], [0.3, 0.2]], "residual": [math.inf, 0.5]},
@@ -204,6 +207,8 @@ SPOILED = {
     "the key of another cell": (_edit(lambda r: r.update(key=key("b")), seal=True), "its key does not match the cell"),
     "a word for a number": (_edit(lambda r: r["metrics"].update(mse=["small"]), seal=True), "metrics.mse"),
     "a list for a reason": (_edit(lambda r: r.update(reason=[1]), seal=True), "reason"),
+    "no reason": (_edit(lambda r: r.update(resaon=r.pop("reason")), seal=True), "reason"),
+    "no versions": (_edit(lambda r: r.pop("versions"), seal=True), "versions"),
     "a status of its own": (_edit(lambda r: r.update(status="splendid"), seal=True), "status"),
     "warnings that are no text": (_edit(lambda r: r.update(warnings=[{"a": 1}]), seal=True), "warnings.0"),
     "findings in a table": (_edit(lambda r: r.update(final={"found": {"a": [1]}}), seal=True), "final.found"),
