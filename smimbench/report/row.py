@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -311,8 +312,7 @@ class Row:
 
     def document(self) -> JsonObject:
         """The row as JSON has it: flat."""
-        nested = dataclasses.asdict(self)
-        flat = {key: nested[group][name] if name else nested[group] for key, (group, name) in _PLACES.items()}
+        flat = {key: _plain(read(self)) for key, read in _READERS.items()}
         return {key: value for key, value in flat.items() if value is not None or key not in _OPTIONAL}
 
     def labeled(self, problem: str, algorithm: str) -> Self:
@@ -413,6 +413,18 @@ def _places() -> dict[str, tuple[str, str]]:
 
 
 _PLACES = _places()
+_READERS = {key: operator.attrgetter(f"{group}.{name}" if name else group) for key, (group, name) in _PLACES.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A copy in dicts and lists; ``dataclasses.asdict`` copies every number, which takes three times as long."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
 
 
 def row_of(document: JsonObject) -> Row:
