@@ -110,7 +110,7 @@ def read_together(*arrays: Any) -> list[Any]:
     remote = []
     for k, array in enumerate(arrays):
         if type(array) is not np.ndarray and on_device(array):
-            host = _sent(array)
+            host = _host_copy(array)
             if host is None:
                 remote.append(k)
             else:
@@ -128,7 +128,7 @@ def read_together(*arrays: Any) -> list[Any]:
     return copies
 
 
-def _sent(array: Array) -> Host | None:
+def _host_copy(array: Array) -> Host | None:
     return next((host for sent, host in _SENT if sent is array), None)
 
 
@@ -136,7 +136,7 @@ def to_host(array: Array) -> Host:
     """Convert an array to NumPy; all transfers from a device to the host go through this function."""
     if isinstance(array, np.ndarray):
         return array
-    host = _sent(array)
+    host = _host_copy(array)
     if host is not None:
         return host
     if hasattr(array, "get"):  # CuPy

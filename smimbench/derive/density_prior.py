@@ -45,7 +45,7 @@ class DensityPrior(DerivedLaw):
         for is_last in (False, False, False, True):  # zoom to where the mass is
             t = np.linspace(low, high, 40_001)
             w = np.sinh(t)
-            mass = self._raw(w) + np.log(np.cosh(t))
+            mass = self._raw_log_density(w) + np.log(np.cosh(t))
             # The tails of the second moment decide whether there is one.
             tails = (mass + 2 * np.log(np.abs(w) + 1e-300))[[0, -1]]
             if high == 38.0 and tails.max() > max(mass.max() - 1, IMPOSSIBLE / 2):
@@ -88,12 +88,14 @@ class DensityPrior(DerivedLaw):
             size = np.log(np.abs(w) + 1e-300)
             signs = (np.where(side * w > 0, size, IMPOSSIBLE) for side in (1, -1))
             factors = np.stack([np.zeros_like(w), *signs, 2 * size])
-            return np.asarray(self._raw(w) + factors[lines, np.arange(len(lines))] + np.log(np.cosh(t)) + t * t / 2)
+            return np.asarray(
+                self._raw_log_density(w) + factors[lines, np.arange(len(lines))] + np.log(np.cosh(t)) + t * t / 2
+            )
 
         moments = line_moments(log_weight, 4, NUMPY, None, tolerance=1e-8, reach=38.0, rounds=400)
         return np.asarray(moments.log_norm)
 
-    def _raw(self, w: Host) -> Host:
+    def _raw_log_density(self, w: Host) -> Host:
         """Log-density of the prior at ``w``, as an array on the host, before shift and scale."""
         with np.errstate(all="ignore"):
             log_density = np.asarray(to_host(self._log_density(w)), dtype=np.float64)
@@ -168,7 +170,7 @@ class DensityPrior(DerivedLaw):
         def log_weight(t: Host, lines: Host) -> Host:
             start, step, observed, precision = (a[lines][:, None] for a in (origin, scale, r, information))
             w = start + step * t
-            return np.asarray(self._raw(w * self.unit) - (w - observed) ** 2 * precision / 2 + t * t / 2)
+            return np.asarray(self._raw_log_density(w * self.unit) - (w - observed) ** 2 * precision / 2 + t * t / 2)
 
         places = self._places if (scale == 1).any() else ()
         moments = line_moments(log_weight, len(r), NUMPY, None, tolerance=tolerance, rounds=80, places=places)

@@ -78,11 +78,11 @@ def _from_prior(block: Samples) -> PosteriorMoments:
     # Where errors of single samples average out, a few effective points will do.
     enough = (1.0 if accuracy.effort > 1 else 0.2) * ENOUGH
     easy = moments.effective >= enough * POINTS * REPLICATES
-    return _redone(block, _with_more_points(block, moments, easy), ~easy, _hard)
+    return _recompute(block, _with_more_points(block, moments, easy), ~easy, _for_hard_samples)
 
 
-def _hard(block: Samples) -> PosteriorMoments:
-    """Mask of samples whose posterior the prior's points barely cover, because it is a thin sheet or a small region."""
+def _for_hard_samples(block: Samples) -> PosteriorMoments:
+    """Posterior moments of samples that the prior's points barely cover, as the posterior is a thin sheet or a small region."""
     accuracy = block.accuracy
     if block.d > 3:
         return _from_fit(block)
@@ -90,8 +90,10 @@ def _hard(block: Samples) -> PosteriorMoments:
     moments = _on_lines(block, LINES)
     met = moments.effective >= TRUSTED
     if accuracy.effort > 1:
-        moments = _redone(block, moments, met & (moments.error > accuracy.target), partial(_on_lines, count=4 * LINES))
-    return _redone(block, moments, ~met, _from_fit)
+        moments = _recompute(
+            block, moments, met & (moments.error > accuracy.target), partial(_on_lines, count=4 * LINES)
+        )
+    return _recompute(block, moments, ~met, _from_fit)
 
 
 def _from_fit(block: Samples) -> PosteriorMoments:
@@ -100,7 +102,7 @@ def _from_fit(block: Samples) -> PosteriorMoments:
     moments = _on_points(block, POINTS)
     thin = moments.effective < THIN * POINTS * REPLICATES
     lines = LINES if block.d <= 3 else 4 * LINES
-    return _redone(block, _with_more_points(block, moments, ~thin), thin, partial(_on_lines, count=lines))
+    return _recompute(block, _with_more_points(block, moments, ~thin), thin, partial(_on_lines, count=lines))
 
 
 def _with_more_points(block: Samples, moments: PosteriorMoments, mask: Array) -> PosteriorMoments:
@@ -108,12 +110,12 @@ def _with_more_points(block: Samples, moments: PosteriorMoments, mask: Array) ->
     count, effort = 4 * POINTS, block.accuracy.effort
     while effort > 1:
         inaccurate = mask & (moments.error > block.accuracy.target)
-        moments = _redone(block, moments, inaccurate, partial(_on_points, count=count))
+        moments = _recompute(block, moments, inaccurate, partial(_on_points, count=count))
         count, effort = 4 * count, effort // 4
     return moments
 
 
-def _redone(
+def _recompute(
     block: Samples, moments: PosteriorMoments, mask: Array, method: Callable[[Samples], PosteriorMoments]
 ) -> PosteriorMoments:
     """Moments with those of the samples in ``mask`` recomputed, 128 samples at a time."""
@@ -164,7 +166,7 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     moments = line_moments(log_weight, R * n * count, xp, device, tolerance=2e-3, reach=8.0, rounds=20, search=False)
     weight, mean, square = (xp.reshape(a, (R, n, count)) for a in moments[:3])
     scatter = clip(square - mean * mean, 0.0, None)
-    return _gathered(block, weight, base + mean[..., None] * along, scatter[..., None] * along)
+    return _combine_replicates(block, weight, base + mean[..., None] * along, scatter[..., None] * along)
 
 
 def _on_points(block: Samples, count: int) -> PosteriorMoments:
@@ -173,10 +175,10 @@ def _on_points(block: Samples, count: int) -> PosteriorMoments:
     nodes, u = block.placed(block.points(d, count, "likelihood: modes"))
     owner = xp.broadcast_to(xp.arange(n, device=array_api_compat.device(u)), (R, n))
     weight = block.log_weight(xp.reshape(u, (R * n, count, d)), xp.reshape(owner, (-1,)))
-    return _gathered(block, xp.reshape(weight, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2, u)
+    return _combine_replicates(block, xp.reshape(weight, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2, u)
 
 
-def _gathered(block: Samples, weight: Array, points: Array, scatter: Array | None = None) -> PosteriorMoments:
+def _combine_replicates(block: Samples, weight: Array, points: Array, scatter: Array | None = None) -> PosteriorMoments:
     """Combine log-weights (R, n, K) and points (R, n, K, d) of independent replicates into posterior moments.
 
     ``scatter`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the spread

@@ -110,7 +110,7 @@ def symmetry_of_labels(channel: Any, sites: int) -> str:
     """Name of the largest known group of transformations of the latents that leaves all labels unchanged."""
     rng = monte_carlo_rng("likelihood: which kind of label")
     P = int(channel.components)
-    unseen = partial(_unseen, channel, sites)
+    unseen = partial(_is_symmetry, channel, sites)
     cycle, swap = np.roll(np.eye(P), 1, axis=0), np.eye(P)
     swap[:2] = swap[:2][::-1]
     rotation = np.linalg.qr(rng.standard_normal((P, P)))[0]
@@ -126,7 +126,7 @@ def symmetry_of_labels(channel: Any, sites: int) -> str:
     return "permutations" if permutes else "none"
 
 
-def _unseen(channel: Any, sites: int, transformation: Array) -> bool:
+def _is_symmetry(channel: Any, sites: int, transformation: Array) -> bool:
     """Whether a transformation of the latents leaves the probability of all labels unchanged."""
     z = probe(channel, sites, 64)
     turned = transformation @ z

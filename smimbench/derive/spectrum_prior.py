@@ -63,7 +63,7 @@ class SpectrumPrior(DerivedLaw):
                 atoms, counts = np.unique(atoms, return_counts=True)
                 weights = counts / counts.sum()
             else:
-                atoms, weights = _thinned(atoms)
+                atoms, weights = _grouped_samples(atoms)
         center = float(weights @ atoms)
         variance = float(weights @ (atoms - center) ** 2)
         if not variance > 0:
@@ -161,7 +161,7 @@ def _probability_rule(order: int) -> tuple[Host, Host]:
     return np.concatenate([u, 1 - u[::-1]]), np.concatenate([w, w[::-1]])
 
 
-def _thinned(atoms: Host) -> tuple[Host, Host]:
+def _grouped_samples(atoms: Host) -> tuple[Host, Host]:
     """Sorted samples as at most 512 groups of neighbors, with their means and weights."""
     groups = np.array_split(atoms, min(len(atoms), 512))
     weights = np.array([len(group) for group in groups], dtype=float)

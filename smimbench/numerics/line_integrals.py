@@ -138,7 +138,7 @@ def _integrate(
 ) -> None:
     """Integrate along the numbered lines, starting from cells between the edges, and store the moments in ``all_moments``."""
     low, high = (np.tile(e, len(lines)) for e in (edges[:-1], edges[1:]))
-    cells = _assessed(integrand, np.repeat(lines, len(edges) - 1), low, high)
+    cells = _evaluate_cells(integrand, np.repeat(lines, len(edges) - 1), low, high)
     for step in range(rounds + 1):
         if not (cells.top > IMPOSSIBLE / 2).all():
             cells = cells.take(np.flatnonzero(cells.top > IMPOSSIBLE / 2))  # zeros carry nothing
@@ -146,7 +146,7 @@ def _integrate(
             return
         starts = np.flatnonzero(np.diff(cells.line, prepend=-1))
         sizes = np.diff(starts, append=len(cells.line))
-        moments, priority, going_on = _judged(cells, starts, sizes, tolerance)
+        moments, priority, going_on = _moments_and_priorities(cells, starts, sizes, tolerance)
         for target, column in zip(all_moments, moments):
             target[cells.line[starts]] = column
         if step == rounds:
@@ -160,15 +160,15 @@ def _integrate(
         all_moments.error[parents.line] = np.inf
         low, high = parents.midpoint - parents.half, parents.midpoint + parents.half
         ends = np.stack([low, _split_points(integrand, parents), high])
-        children = _assessed(integrand, np.repeat(parents.line, 2), ends[:2].T.ravel(), ends[1:].T.ravel())
+        children = _evaluate_cells(integrand, np.repeat(parents.line, 2), ends[:2].T.ravel(), ends[1:].T.ravel())
         cells, halved = cells.take(place), split[place]
         for column, child_column in zip(cells, children):
             column[..., halved] = child_column
 
 
-def _assessed(integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host) -> _Cells:
+def _evaluate_cells(integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host) -> _Cells:
     """Evaluate the integrand in the cells from ``low`` to ``high``."""
-    nodes, weights, transform = _rule()
+    nodes, weights, transform = _lobatto_rule()
     midpoint, half = (low + high) / 2, (high - low) / 2
     values = integrand(midpoint[:, None] + half[:, None] * nodes, line).T if len(line) else np.empty((_NODES, 0))
     top = values.max(axis=0)
@@ -192,7 +192,7 @@ def _hidden_mass(cells: _Cells) -> Host:
     It would lie next to a node that is higher than its neighbors; the slopes on either side of a gap bound what happens in it.
     """
     rows = np.flatnonzero(cells.rough)
-    values, gaps = cells.values[:, rows], np.diff(_rule()[0])[:, None]
+    values, gaps = cells.values[:, rows], np.diff(_lobatto_rule()[0])[:, None]
     change, nothing = np.diff(values, axis=0), np.full((1, len(rows)), IMPOSSIBLE)
     from_left = np.vstack([-nothing, values[1:-1] + change[:-1] * (gaps[1:] / gaps[:-1])])
     from_right = np.vstack([values[1:-1] - change[1:] * (gaps[:-1] / gaps[1:]), -nothing])
@@ -212,7 +212,9 @@ def _hidden_mass(cells: _Cells) -> Host:
     return hidden
 
 
-def _judged(cells: _Cells, starts: Host, sizes: Host, tolerance: float) -> tuple[LineMoments, Host, Host]:
+def _moments_and_priorities(
+    cells: _Cells, starts: Host, sizes: Host, tolerance: float
+) -> tuple[LineMoments, Host, Host]:
     """Current moments, the refinement priority of every cell, and which lines are not accurate enough."""
 
     def total(column: Host) -> Host:
@@ -245,7 +247,7 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
     largest = np.abs(change).max(axis=0)
     # A gap with this share of the change of its cell holds a jump.
     rows = np.flatnonzero(largest > np.maximum(0.7 * (cells.top - values.min(axis=0)), 0.1))
-    splits, nodes = cells.midpoint.copy(), _rule()[0]
+    splits, nodes = cells.midpoint.copy(), _lobatto_rule()[0]
     if not len(rows):
         return splits
     gap = np.abs(change[:, rows]).argmax(axis=0)
@@ -263,7 +265,7 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
 
 
 @cache
-def _rule() -> tuple[Host, Host, Host]:
+def _lobatto_rule() -> tuple[Host, Host, Host]:
     """Gauss-Lobatto nodes and weights, and the matrix from node values to Legendre coefficients 1 .. m - 1.
 
     The ends of a cell are nodes, so that a sliver of the support that reaches in from the neighbor is seen.

@@ -15,7 +15,7 @@ from smimbench.interfaces import Host
 Nodes = tuple[Host, Host]
 
 
-def _locked(nodes: Host, weights: Host) -> Nodes:
+def _read_only(nodes: Host, weights: Host) -> Nodes:
     # The arrays are shared by all callers of a cached function.
     nodes.flags.writeable = False
     weights.flags.writeable = False
@@ -26,7 +26,7 @@ def _locked(nodes: Host, weights: Host) -> Nodes:
 def gauss_hermite(count: int) -> Nodes:
     """Gauss-Hermite rule for the standard normal law, ``E f(x) ~ sum_i w_i f(x_i)``: exact up to degree ``2 count - 1``."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
-    return _locked(nodes, weights / weights.sum())
+    return _read_only(nodes, weights / weights.sum())
 
 
 @lru_cache(maxsize=64)
@@ -34,7 +34,7 @@ def gauss_legendre(count: int, lower: float = -1.0, upper: float = 1.0) -> Nodes
     """Gauss-Legendre rule for ``int_lower^upper f(x) dx``: exact up to degree ``2 count - 1``."""
     nodes, weights = np.polynomial.legendre.leggauss(count)
     half = 0.5 * (upper - lower)
-    return _locked(0.5 * (upper + lower) + half * nodes, half * weights)
+    return _read_only(0.5 * (upper + lower) + half * nodes, half * weights)
 
 
 @lru_cache(maxsize=64)
@@ -42,7 +42,7 @@ def gauss_lobatto(count: int) -> Nodes:
     """Gauss-Lobatto rule for ``int_{-1}^1 f(x) dx``, with both ends as nodes: exact up to degree ``2 count - 3``."""
     legendre = np.polynomial.legendre.Legendre.basis(count - 1)
     nodes = np.concatenate([[-1.0], np.sort(legendre.deriv().roots().real), [1.0]])
-    return _locked(nodes, 2 / (count * (count - 1) * legendre(nodes) ** 2))
+    return _read_only(nodes, 2 / (count * (count - 1) * legendre(nodes) ** 2))
 
 
 @lru_cache(maxsize=64)
@@ -53,7 +53,7 @@ def half_plane_hermite(count: int) -> Nodes:
     """
     x, w = gauss_hermite(count)
     half = slice(count // 2, None)
-    return _locked(np.stack(np.meshgrid(x, x[half], indexing="ij")), 2 * np.outer(w, w[half]))
+    return _read_only(np.stack(np.meshgrid(x, x[half], indexing="ij")), 2 * np.outer(w, w[half]))
 
 
 @lru_cache(maxsize=64)
@@ -66,7 +66,7 @@ def gaussian_trapezoid(count: int) -> Nodes:
     """
     nodes = np.linspace(-8.5, 8.5, count)
     weights = np.exp(-0.5 * nodes * nodes)
-    return _locked(nodes, weights / weights.sum())
+    return _read_only(nodes, weights / weights.sum())
 
 
 @cache

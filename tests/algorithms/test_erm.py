@@ -129,7 +129,7 @@ def test_sampled_integrals_agree_with_quadrature(monkeypatch):
     from smimbench_attention.algorithms.erm import integrals
 
     exact = minima(PROBIT, 1.0, "logistic", 0.2)[0]
-    monkeypatch.setattr(integrals, "_sites_apart", lambda problem: False)
+    monkeypatch.setattr(integrals, "_sites_are_independent", lambda problem: False)
     sampled = minima(PROBIT, 1.0, "logistic", 0.20000001)[1]
     for one, other in zip(exact.overlaps, sampled.overlaps):
         np.testing.assert_allclose(one, other, rtol=0.05)

@@ -164,7 +164,7 @@ class Averaged(Algorithm):
         students, infos = zip(*(self._inner.step(problem, data, student) for student in state.students))
         name = self._entry.name
         remark = f"averaged: {name} runs one student at a time, so the time grows with their number"
-        if self.students > 1 and _same(*(self._inner.estimate(student) for student in students[:2])):
+        if self.students > 1 and _equal_up_to_sign(*(self._inner.estimate(student) for student in students[:2])):
             remark += f"; {name} finds the same estimate from every start, so averaging its students changes nothing"
         return AveragedState(students, problem), _info_of_students(infos, remark)
 
@@ -178,7 +178,7 @@ class Averaged(Algorithm):
         return mean_signal(state.problem, signals)
 
 
-def _same(estimate: Array, other_estimate: Array) -> bool:
+def _equal_up_to_sign(estimate: Array, other_estimate: Array) -> bool:
     """Whether two estimates are equal up to rounding and a common sign."""
     xp = namespace(estimate)
     apart = xp.minimum(xp.max(xp.abs(estimate - other_estimate)), xp.max(xp.abs(estimate + other_estimate)))

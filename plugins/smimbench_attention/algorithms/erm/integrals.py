@@ -203,12 +203,12 @@ def labels_of(problem: Problem) -> str | None:
 
 def integrals_of(problem: Problem, loss: Loss) -> list[Any]:
     """The most accurate integrals available for a problem: one by quadrature, or several independent sampled ones."""
-    if problem.components == 1 and labels_of(problem) == "signs" and _sites_apart(problem):
+    if problem.components == 1 and labels_of(problem) == "signs" and _sites_are_independent(problem):
         return [SignIntegrals(problem, loss)]
     return [SampledIntegrals(problem, loss, scramble) for scramble in range(ACCURACY.scrambles)]
 
 
-def _sites_apart(problem: Problem) -> bool:
+def _sites_are_independent(problem: Problem) -> bool:
     """Whether the posterior of one site does not depend on the labels of other sites."""
     C = problem.model.sites
     rng = monte_carlo_rng("convex losses: sites")

@@ -47,8 +47,8 @@ from smimbench_attention.algorithms.gradient.online import (
     Path,
     TooLong,
     gram_of,
-    moved,
     triangle,
+    vectors_after,
 )
 from smimbench_attention.algorithms.gradient.online_theory import no_equations, trajectory_of, typical_starts
 from smimbench_attention.algorithms.least_squares import noise_of_identity
@@ -226,7 +226,7 @@ def descend(
             onto = g.T @ h.filled[:, -1].reshape(n, C)[samples].reshape(-1, 1) / size
             gradient = np.concatenate([gradient, onto], axis=1)
             vectors = np.concatenate([vectors, np.zeros((len(vectors), 1))], axis=1)
-        vectors = moved(rule, vectors, gradient, step)
+        vectors = vectors_after(rule, vectors, gradient, step)
         if rule.spherical:
             vectors[P : 2 * P] /= np.linalg.norm(vectors[P : 2 * P], axis=1, keepdims=True)
         work += rows * p.count

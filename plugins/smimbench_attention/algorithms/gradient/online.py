@@ -56,7 +56,12 @@ from smimbench.numerics import monte_carlo_rng
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient import online_fields
 from smimbench_attention.algorithms.gradient.loss import loss_of
-from smimbench_attention.algorithms.gradient.online_fields import evaluations, latents_of_a_step, local_fields, turned
+from smimbench_attention.algorithms.gradient.online_fields import (
+    evaluations,
+    latents_of_a_step,
+    local_fields,
+    transposed,
+)
 
 LARGEST = 1e4
 """Self-overlap above which a run counts as diverged."""
@@ -119,11 +124,11 @@ def gram_of(starts: Sequence[Overlaps], momentum: float) -> Host:
     """Gram matrices (starts, R, R) of teacher, student and, with momentum, a velocity of 0."""
     truth, cross, student = (np.stack(column).astype(float) for column in zip(*starts))
     P = truth.shape[-1]
-    gram = np.block([[truth, turned(cross)], [cross, student]])
+    gram = np.block([[truth, transposed(cross)], [cross, student]])
     return np.pad(gram, ((0, 0), (0, P), (0, P))) if momentum else gram
 
 
-def moved(rule: DescentRule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
+def vectors_after(rule: DescentRule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
     """Teacher, student and velocity (..., R, K) after one more step, not yet on a sphere.
 
     Parameters
@@ -148,10 +153,10 @@ def moved(rule: DescentRule, vectors: Host, gradient: Host, step: int, metric: H
 
 
 def gram_after(rule: DescentRule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
-    """Gram matrix (..., R, R) of teacher, student and velocity after one more step; arguments as of ``moved``."""
-    next_vectors = moved(rule, vectors, gradient, step, metric)
+    """Gram matrix (..., R, R) of teacher, student and velocity after one more step; arguments as of ``vectors_after``."""
+    next_vectors = vectors_after(rule, vectors, gradient, step, metric)
     student = slice(gradient.shape[-2], 2 * gradient.shape[-2])
-    gram = (next_vectors if metric is None else next_vectors @ metric) @ turned(next_vectors)
+    gram = (next_vectors if metric is None else next_vectors @ metric) @ transposed(next_vectors)
     if rule.spherical:
         scale = np.ones(gram.shape[:-1])
         scale[..., student] = 1 / np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1)[..., student])
@@ -229,7 +234,7 @@ def solve(
         mean = gradient[..., :R]
         metric = np.zeros((*gram.shape[:-2], R + P, R + P))
         metric[..., :R, :R] = gram
-        metric[..., R:, R:] = averages.square / rule.fraction + rule.spread * (mean @ gram @ turned(mean))
+        metric[..., R:, R:] = averages.square / rule.fraction + rule.spread * (mean @ gram @ transposed(mean))
         gradient[..., R:] = np.eye(P)
         return gram_after(rule, np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P)), gradient, step, metric)
 
@@ -286,7 +291,7 @@ def draw_paths(
         # Triangular roots of Wishart matrices of unit covariance (Bartlett).
         wishart = np.tril(rng.standard_normal((n, P, P)), -1)
         wishart[:, range(P), range(P)] = np.sqrt(rng.chisquare(dimension - R - np.arange(P), (n, P)))
-        gradient = np.concatenate([g @ turned(u) / B, triangle(g @ turned(g)) @ wishart / B], axis=-1)
+        gradient = np.concatenate([g @ transposed(u) / B, triangle(g @ transposed(g)) @ wishart / B], axis=-1)
         vectors = np.concatenate([frame, np.zeros((n, R, P))], axis=-1)
         return gram_after(rule, vectors, gradient, step).reshape(gram.shape)
 

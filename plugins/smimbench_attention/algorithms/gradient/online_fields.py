@@ -129,7 +129,7 @@ def local_fields(
 
     def fields(cross: Host, gram: Host) -> LocalFields:
         """Local fields of linear labels, ``g = 2 (z - z* - noise)``, in closed form."""
-        return LocalFields(-toward, toward, 4 * sites * (gram - cross - turned(cross) + constant))
+        return LocalFields(-toward, toward, 4 * sites * (gram - cross - transposed(cross) + constant))
 
     return fields
 
@@ -160,7 +160,7 @@ class _SampledFields:
 
     def __call__(self, cross: Host, gram: Host) -> LocalFields:
         mixing = cross @ self.inverse
-        student, free = _root(gram - mixing @ turned(mixing))
+        student, free = _root(gram - mixing @ transposed(mixing))
         coefficients = np.concatenate([mixing, student], axis=-1)
         averages = [self._averages(matrix, *points) for matrix, points in zip(coefficients, self.sets)]
         along, square = (np.stack(column) for column in zip(*averages))
@@ -185,10 +185,10 @@ class _SampledFields:
 
         noiseless = cotangent(label)
         g, weight = rows(noiseless), np.repeat(points.weights, C)
-        square = (g * weight) @ turned(g)
+        square = (g * weight) @ transposed(g)
         if noise is not None:
             added = rows(cotangent(label + np.concatenate([noise] * points.copies, axis=1)) - noiseless)
-            square = square + (added * weight) @ turned(added)
+            square = square + (added * weight) @ transposed(added)
         return g @ (u * weight).T, square
 
     def _labels(self, points: _Points, index: int) -> tuple[Host, Host | None]:
@@ -266,6 +266,6 @@ def _root(matrix: Host) -> tuple[Host, Host]:
     return root, np.linalg.pinv(root, rcond=1e-5, hermitian=True)
 
 
-def turned(matrix: Host) -> Host:
+def transposed(matrix: Host) -> Host:
     """Transpose of matrices (..., P, R)."""
     return np.swapaxes(matrix, -1, -2)

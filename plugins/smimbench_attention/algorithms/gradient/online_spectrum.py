@@ -50,10 +50,10 @@ from smimbench_attention.algorithms.gradient.online import (
     Path,
     follow,
     gram_after,
-    moved,
     triangle,
+    vectors_after,
 )
-from smimbench_attention.algorithms.gradient.online_fields import turned
+from smimbench_attention.algorithms.gradient.online_fields import transposed
 
 FLUCTUATION = 0.08
 """Largest relative variance of ``v v^T``, a mean over the steps, for a prediction of muon, then off by up to 3%. Doubled: 6%."""
@@ -100,7 +100,7 @@ def solve_features(
     def polar(along: Host, metric: Host | None) -> Host:
         """Polar factor, of the mean second moments and of the means behind them, next on the same axis."""
         assert metric is not None
-        square = along @ metric @ turned(along)
+        square = along @ metric @ transposed(along)
         root = inverse_root(np.sum(shares * square[:, :starts], axis=0))
         total, m = (np.einsum("sij,ksij->ks", root @ root, half) / P for half in np.split(square, 2, axis=1))
         f = np.maximum(total - m, 0)
@@ -109,7 +109,7 @@ def solve_features(
         return np.concatenate([root, root]) @ along
 
     def advance(gram: Host, step: int) -> Host:
-        error = difference @ gram @ turned(difference)
+        error = difference @ gram @ transposed(difference)
         residual = np.sum(shares * values * error, axis=0) + noise * identity
         toward = 2 * sites * values * identity
         fresh = 4 * sites / rule.fraction * values * residual + toward @ error @ toward / rows
@@ -165,7 +165,7 @@ def draw_signs(
     def gradient(vectors: Host) -> Host:
         """Gradients of one batch for every draw."""
         u = (vectors[..., P : 2 * P, :] - vectors[..., :P, :]) * (scale / np.sqrt(D))
-        covariance = u @ turned(u) + noise * identity
+        covariance = u @ transposed(u) + noise * identity
         whitening = inverse_root(covariance, 1e-30)
         wishart = np.tril(rng.standard_normal(covariance.shape), -1)
         wishart[..., range(P), range(P)] = np.sqrt(2 * rng.standard_gamma(degrees / 2, covariance.shape[:-1]))
@@ -173,19 +173,19 @@ def draw_signs(
         residuals, directions = triangle(covariance) @ wishart, whitening @ u
         orthogonal = rng.standard_normal(u.shape)
         orthogonal -= (
-            orthogonal @ turned(directions) @ np.linalg.inv(identity + np.sqrt(noise) * whitening) @ directions
+            orthogonal @ transposed(directions) @ np.linalg.inv(identity + np.sqrt(noise) * whitening) @ directions
         )
         unit = 2 / (rule.fraction * np.sqrt(D)) * scale
-        return np.asarray(residuals @ (turned(residuals) @ whitening @ directions + orthogonal) * unit)
+        return np.asarray(residuals @ (transposed(residuals) @ whitening @ directions + orthogonal) * unit)
 
     vectors, grams = begin, []
     for step in range(int(recorded_steps[-1]) + 1):
         if step in recorded_steps:
-            gram = (vectors * variances) @ turned(vectors) / D
+            gram = (vectors * variances) @ transposed(vectors) / D
             # NaN fails, too.
             if not np.abs(gram[..., : 2 * P, : 2 * P]).max() <= LARGEST:
                 raise Diverges("the overlaps grow without bound")
             grams.append(gram)
         if step < recorded_steps[-1]:
-            vectors = moved(rule, vectors, gradient(vectors), step)
+            vectors = vectors_after(rule, vectors, gradient(vectors), step)
     return Path.of(recorded_steps, np.stack(grams, axis=1), P)
