@@ -77,12 +77,13 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
         table, shared, _ = read_packed(path)
         rows = [row for row in table.rows if not obstacle(row, shared)]
         for verdict in verdicts(rows):
-            where = verdict["problem"], verdict["dimension"]
+            where = verdict.problem, verdict.dimension
             inside = [row for row in rows if (row.place.problem, row.place.dimension) == where]
             alphas = sorted({row.place.nominal_alpha for row in inside})
-            for one in verdict["contenders"]:
+            for contender in verdict.contenders:
+                one = contender.document()
                 own = next(row for row in inside if row.place.algorithm == one["algorithm"])
-                contest = canonical_json([own.identity.problem, alphas, verdict["dimension"], verdict["metric"]])
+                contest = canonical_json([own.identity.problem, alphas, verdict.dimension, verdict.metric])
                 key = canonical_json([contest, own.identity.algorithm])
                 entry = {**one, **{name: shared.get(name) for name in ("by", "written", "versions", "packages")}}
                 entry |= {
@@ -91,9 +92,12 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                     "interval": _interval(one, own.estimate.n),
                     "cpu_seconds": own.cost.cpu_seconds,
                     "ranking": _ranking(one),
+                    "as_predicted": prediction_cell(contender),
                 }
-                where = f"{verdict['dimension_letter']} = {verdict['dimension']}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
-                entry["contest"] = f"{verdict['problem']}, {where}"
+                where = (
+                    f"{verdict.dimension_letter} = {verdict.dimension}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
+                )
+                entry["contest"] = f"{verdict.problem}, {where}"
                 if key not in found or found[key]["written"] < entry["written"]:
                     found[key] = entry
     entries: list[JsonObject] = []
@@ -157,7 +161,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, str]:
         "error / optimal": ratio_words(one["ratio_to_bayes"], one["ratio_error"]),
         INTERVAL: " to ".join(number(end, 3) for end in one["interval"] or ()),
         "at 0": number(one["where_zero"], 3),
-        "as predicted": prediction_cell(one),
+        "as predicted": one["as_predicted"],
         "CPU time per run": seconds(one["cpu_seconds"]),
         "status": str(statuses(one["status_counts"], one["moving"])),
         "date": time.strftime("%Y-%m-%d", time.gmtime(one["written"])),

@@ -13,7 +13,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smimbench.report.results import ResultsTable
 
 FOLDER = Path(__file__).resolve().parent.parent / "results" / "reference"
 WORK = FOLDER / "work"
@@ -126,17 +129,18 @@ def draw(name: str) -> list[str]:
     return found
 
 
-def page(name: str, document: dict[str, Any], shared: dict[str, Any], figures: list[str], seconds: float) -> str:
+def page(name: str, table: ResultsTable, shared: dict[str, Any], figures: list[str], seconds: float) -> str:
     """The page of a suite: verdicts, figures, the table of contenders, the first metric in full, how it was made."""
     from smimbench.registry.metrics import find_metric
     from smimbench.report.columns import ratio_words
     from smimbench.report.text_files import markdown_table
     from smimbench.report.verdict import verdict_line
 
+    document = table.document()
     rows = document["rows"]
     metric = rows[0]["metric"]
     parts = [f"# {name}\n", f"{document['title']}. {document['description']}\n"]
-    parts.append("\n".join(f"- {verdict_line(one)}" for one in document["verdicts"]) + "\n")
+    parts.append("\n".join(f"- {verdict_line(one)}" for one in table.verdicts) + "\n")
     parts += [f"![{Path(one).stem}]({one})\n" for one in figures]
     contenders = [
         {
@@ -182,7 +186,7 @@ def make(name: str) -> None:
     table, shared, _ = read_packed(file)
     records = Store(WORK / name).load().values()
     seconds = sum((record.get("timing") or {}).get("cpu_seconds") or 0.0 for record in records)
-    (FOLDER / f"{name}.md").write_text(page(name, table.document(), shared, draw(name), seconds), encoding="utf-8")
+    (FOLDER / f"{name}.md").write_text(page(name, table, shared, draw(name), seconds), encoding="utf-8")
     print(f"{name}: {seconds:.0f} s of one core", flush=True)  # noqa: T201
 
 

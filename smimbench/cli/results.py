@@ -127,7 +127,7 @@ def compare_with(table: ResultsTable, name: str | None) -> ResultsTable:
     """The table with its algorithms compared with this one; an error if there is no such algorithm."""
     if name is None:
         return table
-    names = sorted({one["algorithm"] for verdict in table.verdicts for one in verdict["contenders"]})
+    names = sorted({one.algorithm for verdict in table.verdicts for one in verdict.contenders})
     if name not in names:
         raise click.BadParameter(f"no algorithm {name!r} here; choose from {', '.join(names)}", param_hint="--against")
     return replace(table, against=name)
@@ -183,14 +183,14 @@ def _print_verdicts(console: Console, table: ResultsTable, most: float = math.in
 
     used = unnamed = 0
     for verdict in table.verdicts:
-        first, *others = verdict["contenders"] or [{}]
         line = textwrap.fill(verdict_line(verdict), console.width, subsequent_indent="    ")
         console.print(line, style="green", markup=False)
         used += line.count("\n") + 1
-        for one in others if first.get("points") else ():
+        is_ranked = bool(verdict.contenders) and verdict.contenders[0].points > 0
+        for one in verdict.contenders[1:] if is_ranked else ():
             line = textwrap.fill(contender_line(one), console.width, initial_indent="  ", subsequent_indent="    ")
             # What is wrong is named, however long the list is.
-            if used + line.count("\n") + 1 > most and one["prediction"] not in REFUSED and not one["below_optimum"]:
+            if used + line.count("\n") + 1 > most and one.agreement.prediction not in REFUSED and not one.below_optimum:
                 unnamed += 1
                 continue
             console.print(line, markup=False)
@@ -211,7 +211,7 @@ def _print_title(console: Console, table: ResultsTable) -> None:
 def _exit_code(table: ResultsTable) -> int:
     counts = table.status_counts
     bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
-    bad += any(one["below_optimum"] for verdict in table.verdicts for one in verdict["contenders"])
+    bad += any(one.below_optimum for verdict in table.verdicts for one in verdict.contenders)
     return NOT_OK if bad or table.missing or table.left_out or not counts.get("ok") else OK
 
 

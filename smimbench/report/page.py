@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from smimbench.report.charts import Chart
     from smimbench.report.results import Results
     from smimbench.report.row import Row
+    from smimbench.report.verdict import Contender, Verdict
     from smimbench.suite.cells import Suite
 
 NEEDS = ("jinja2", "matplotlib")
@@ -59,7 +60,7 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
         one["svg"] = _inline_svg(one["svg"], f"f{i}")
     data = {"series": [one.pop("series") for one in shown], "csv": as_csv(table.document())}
     name, found = names_with_backend(rows), table.verdicts
-    contenders = [(one["problem"], _contender_table(one)) for one in found if one["contenders"]]
+    contenders = [(verdict.problem, _contender_table(verdict)) for verdict in found if verdict.contenders]
     if len(found) > 1 and table.summary:
         entries = html_table(SUMMARY, table.summary, lambda e: {"data-algorithm": e["algorithm"]})
         contenders.append(("All problems together", entries))
@@ -102,24 +103,22 @@ def _about(problem: str, algorithm: str, statuses: Iterable[str]) -> dict[str, s
     return {"data-problem": problem, "data-algorithm": algorithm, "data-status": " ".join(statuses)}
 
 
-def _contender_table(verdict: JsonObject) -> str:
+def _contender_table(verdict: Verdict) -> str:
     columns = [*CONTENDER[:-1], column_of("iter.", "iterations"), CONTENDER[-1]]
-    problem = verdict["problem"]
-    return html_table(
-        columns, verdict["contenders"], lambda one: _about(problem, one["algorithm"], one["status_counts"])
-    )
+
+    def attributes(one: Contender) -> dict[str, str]:
+        return _about(verdict.problem, one.algorithm, one.status_counts)
+
+    return html_table(columns, verdict.contenders, attributes)
 
 
-def _shown(verdict: JsonObject) -> JsonObject:
-    best = next(iter(verdict["contenders"]), None)
-    if best and ("mean_error" in best or not best["points"]):  # its line says all
+def _shown(verdict: Verdict) -> JsonObject:
+    best = next(iter(verdict.contenders), None)
+    if best and (best.mean_error is not None or not best.points):  # its line says all
         best = None
-    words = (
-        {"own": prediction_words(best), "ratio": ratio_words(best["ratio_to_bayes"], best["ratio_error"])}
-        if best
-        else {}
-    )
-    return {**verdict, "best": best, **words, "ties": tied_words(verdict), "line": verdict_line(verdict)}
+    words = {"own": prediction_words(best), "ratio": ratio_words(best.ratio_to_bayes, best.ratio_error)} if best else {}
+    about = {"problem": verdict.problem, "best": best, "ties": tied_words(verdict), "line": verdict_line(verdict)}
+    return {**about, **words}
 
 
 def _when(shared: JsonObject) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,7 +172,41 @@ class Number(NamedTuple):
     at: float | None
 
 
-def agreement(rows: Sequence[Row], metric: str | None) -> JsonObject:
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Whether the runs of an algorithm match its prediction.
+
+    Attributes
+    ----------
+    prediction : str or None
+        ``"no"`` where a number is further from its prediction than chance and finite size allow, ``"finite size"`` where only
+        finite size may explain it, or would hide it; ``"too few runs"`` where a deviation of ``VAGUE`` could not be seen; else
+        ``"yes"``; None: it has no prediction. ``"far off"`` where a few runs that are far off are the reason why it is not
+        ``"yes"``; all else is then about the others.
+    would_have_seen : float or None
+        The smallest deviation of the error at any sample ratio that would have been seen.
+    deviation, deviation_z, deviation_of
+        The number that deviates most, relative to the prediction, in standard errors, and which it is.
+    no_theory : str or None
+        Why there is no prediction.
+    far_off : list of int or None
+        Number of the runs that are far off, and of all runs.
+    """
+
+    prediction: str | None
+    would_have_seen: float | None = None
+    deviation: float | None = None
+    deviation_z: float | None = None
+    deviation_of: str | None = None
+    no_theory: str | None = None
+    far_off: list[int] | None = None
+
+    def document(self) -> JsonObject:
+        """As JSON has it."""
+        return {key: value for key, value in asdict(self).items() if key != "far_off" or value is not None}
+
+
+def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
     """Whether the runs of an algorithm match its prediction.
 
     Parameters
@@ -181,32 +215,21 @@ def agreement(rows: Sequence[Row], metric: str | None) -> JsonObject:
         All rows of the algorithm on a problem, of every dimension.
     metric : str or None
         The error that ``would_have_seen`` is about.
-
-    Returns
-    -------
-    dict
-        ``prediction``: ``"no"`` where a number is further from its prediction than chance and finite size allow, ``"finite
-        size"`` where only finite size may explain it, or would hide it; ``"too few runs"`` where a deviation of ``VAGUE`` could
-        not be seen; else ``"yes"``; None: it has no prediction. ``would_have_seen``: the smallest deviation of the error at any
-        sample ratio that would have been seen. ``deviation``, ``deviation_z``, ``deviation_of``: the number that deviates most,
-        relative to the prediction, in standard errors, and which it is. ``no_theory``: why there is no prediction.
-        Where a few runs that are far off are the reason why it is not ``"yes"``: ``"far off"``, with ``far_off``, their number
-        and that of all runs; all else is then about the others.
     """
     answer = _agreement(rows, metric)
-    if answer["prediction"] in (None, "yes") or answer["would_have_seen"] is None:
+    if answer.prediction in (None, "yes") or answer.would_have_seen is None:
         return answer
     far, runs = _far_off([row for row in rows if row.metric == metric])
     if not far:
         return answer
     others = _agreement(_without(rows, far), metric)
-    if others["prediction"] == "no":
+    if others.prediction == "no":
         return others
-    if others["would_have_seen"] is None:
+    if others.would_have_seen is None:
         return answer
-    if others["prediction"] == answer["prediction"] and 10 * others["would_have_seen"] > answer["would_have_seen"]:
+    if others.prediction == answer.prediction and 10 * others.would_have_seen > answer.would_have_seen:
         return answer
-    return {**others, "prediction": "far off", "far_off": [len(far), runs]}
+    return replace(others, prediction="far off", far_off=[len(far), runs])
 
 
 def _far_off(rows: Sequence[Row]) -> tuple[set[tuple[Any, str]], int]:
@@ -247,7 +270,7 @@ def _without(rows: Sequence[Row], runs: set[tuple[Any, str]]) -> list[Row]:
     return fewer
 
 
-def _agreement(rows: Sequence[Row], metric: str | None) -> JsonObject:
+def _agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
     predicted, lost = _predicted(rows)
     directions = {number: find_metric(number.metric).direction for number in predicted}
     loose = SPECTRAL if any(row.prediction.branch == "spectral" for row in rows) else 1.0
@@ -270,12 +293,11 @@ def _agreement(rows: Sequence[Row], metric: str | None) -> JsonObject:
         for number, one in predicted.items()
     }
     reason = min((row.prediction.reason for row in rows if row.prediction.reason), default=None)
-    empty = dict.fromkeys(("would_have_seen", "deviation", "deviation_z", "deviation_of"))
     if not predicted:
-        return {"prediction": None, **empty, "no_theory": reason}
+        return Agreement(None, no_theory=reason)
     known = {number: one for number, one in found.items() if one is not None}
     if not known:
-        return {"prediction": "too few runs", **empty, "no_theory": None}
+        return Agreement("too few runs")
     lost |= any(one is None for number, one in found.items() if number.metric == metric)
     whole = known | _pooled(known)
     level = LEVEL / len(whole)
@@ -297,8 +319,7 @@ def _agreement(rows: Sequence[Row], metric: str | None) -> JsonObject:
         said = "too few runs"
     else:
         said = "yes" if seen <= VAGUE else "finite size"
-    about = {"deviation": most.value, "deviation_z": most.score(), "deviation_of": worst.metric}
-    return {"prediction": said, "would_have_seen": seen, **about, "no_theory": None}
+    return Agreement(said, seen, most.value, most.score(), worst.metric)
 
 
 def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:

@@ -13,7 +13,7 @@ from smimbench.files import JsonObject
 from smimbench.report.extrapolation import Limit, extrapolated_rows
 from smimbench.report.row import Row
 from smimbench.report.rows import Optima, error_rows, find_optima, paired, paired_by_name, scored_rows
-from smimbench.report.verdict import summary, verdicts
+from smimbench.report.verdict import Verdict, summary, verdicts
 from smimbench.run.answers import Answers
 from smimbench.run.campaign import other_versions
 from smimbench.run.store import Store, settings_folder, theory_folder
@@ -51,7 +51,7 @@ class ResultsTable:
 
     @cached_property
     @np.errstate(over="ignore", invalid="ignore")  # values may be as large as numbers go
-    def verdicts(self) -> list[JsonObject]:
+    def verdicts(self) -> list[Verdict]:
         """A verdict on every problem."""
         return verdicts(self.rows, self.against)
 
@@ -84,7 +84,7 @@ class ResultsTable:
         about = self.about()
         return {
             **{key: about.pop(key) for key in ("suite", "title", "description")},
-            "verdicts": self.verdicts,
+            "verdicts": [verdict.document() for verdict in self.verdicts],
             "summary": self.summary,
             "rows": [row.document() for row in self.rows],
             "extrapolated": [limit.document() for limit in self.extrapolated],

@@ -29,7 +29,7 @@ from smimbench.report.comparison import OverallChange, RowChange
 from smimbench.report.extrapolation import Limit
 from smimbench.report.labels import grouped, letter_of, names_with_backend, of_largest_dimension, place
 from smimbench.report.row import Finding, HalfOverlap, OfRow, Row
-from smimbench.report.verdict import TIE, near_words, prediction_cell, tied_words
+from smimbench.report.verdict import TIE, Verdict, near_words, prediction_cell, tied_words
 from smimbench.run.tuning import range_ends
 
 Columns = list[str | Column]
@@ -105,10 +105,10 @@ CONTENDER: Columns = [
     column_of("algorithm", "algorithm"),
     column_of("settings", "settings"),
     column_of("error / optimal", "ratio_to_bayes ratio_error"),
-    "mean error",
+    column_of("mean error", "mean_error.mean mean_error.sem"),
     "at 0",
     Column("as predicted", prediction_cell, words=True),
-    Column("time to 5%", lambda c: seconds(c["near_seconds"]) or near_words(c), sorts="near_seconds"),
+    Column("time to 5%", lambda c: seconds(c.near_seconds) or near_words(c), sorts="near_seconds"),
     Column("runs at 5%", percent, fields="near_fraction"),
     column_of("per run", "seconds"),
     column_of("status", "status_counts moving"),
@@ -116,7 +116,7 @@ CONTENDER: Columns = [
 """Columns of the contenders of a problem."""
 
 
-def contender_tables(found: Sequence[JsonObject], make: Callable[..., Any] = make_table) -> list[Any]:
+def contender_tables(verdicts: Sequence[Verdict], make: Callable[..., Any] = make_table) -> list[Any]:
     """One table per problem that at least two algorithms were run on, best first; see ``verdicts``.
 
     Parameters
@@ -125,11 +125,11 @@ def contender_tables(found: Sequence[JsonObject], make: Callable[..., Any] = mak
         ``make_table`` or ``latex_table``.
     """
     tables = []
-    for verdict in found:
-        if len(verdict["contenders"]) > 1 and verdict["metric"]:
-            tied = f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}" if verdict["tied"] else ""
-            title = f"{verdict['problem']}: all algorithms, {verdict['dimension_letter']} = {verdict['dimension']}"
-            tables.append(make(title, CONTENDER, verdict["contenders"], f"best first{tied}"))
+    for verdict in verdicts:
+        if len(verdict.contenders) > 1 and verdict.metric:
+            tied = f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}" if verdict.tied else ""
+            title = f"{verdict.problem}: all algorithms, {verdict.dimension_letter} = {verdict.dimension}"
+            tables.append(make(title, CONTENDER, verdict.contenders, f"best first{tied}"))
     return tables
 
 

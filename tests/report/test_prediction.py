@@ -48,7 +48,7 @@ def answers(count=300, **how):
 
 
 def share(found, *said):
-    return np.mean([one["prediction"] in said for one in found])
+    return np.mean([one.prediction in said for one in found])
 
 
 @pytest.mark.parametrize("how", [
@@ -70,10 +70,10 @@ def test_false_alarms_are_as_rare_as_stated(how):
 def test_a_deviation_of_the_stated_size_is_seen(sign, how):
     """The deviation that it says it would have seen, put into the runs: at one sample ratio it is seen with its probability."""
     how = {"seeds": 64, **how}
-    seen = np.median([one["would_have_seen"] for one in answers(20, **how)])
+    seen = np.median([one.would_have_seen for one in answers(20, **how)])
     found = answers(100, off=sign * seen, **how)
     assert share(found, "no") >= POWER - 3 * np.sqrt(POWER * (1 - POWER) / 100)
-    assert all(one["deviation"] == pytest.approx(sign * seen, abs=seen) for one in found if one["prediction"] == "no")
+    assert all(one.deviation == pytest.approx(sign * seen, abs=seen) for one in found if one.prediction == "no")
     assert share(answers(50, off=3 * sign * seen, **how), "no") == 1
 
 
@@ -110,8 +110,8 @@ def test_a_wrong_sign_in_one_run_of_twenty_is_no_threshold(how, factor):
     rng = np.random.default_rng(5)
     rows = with_far_off(simulated(rng, seeds=20, **{"sizes": (400,)} | how), 0.05, factor)
     found = agreement(rows, "mse")
-    assert (found["prediction"], found["far_off"]) == ("far off", [len(rows), 20 * len(rows)])
-    assert found["would_have_seen"] < 0.5
+    assert (found.prediction, found.far_off) == ("far off", [len(rows), 20 * len(rows)])
+    assert found.would_have_seen < 0.5
     (verdict,) = verdicts([changed(one, bayes=one.prediction.value, optimum=one.prediction.value) for one in rows])
     assert f"{len(rows)} of {20 * len(rows)} runs {'are' if len(rows) > 1 else 'is'} far off" in verdict_line(verdict)
     assert "finite" not in verdict_line(verdict)
@@ -119,13 +119,13 @@ def test_a_wrong_sign_in_one_run_of_twenty_is_no_threshold(how, factor):
 
 def test_without_what_is_far_off_the_others_are_tested():
     rng = np.random.default_rng(6)
-    assert agreement(with_far_off(simulated(rng, seeds=20, off=0.5), 0.05), "mse")["prediction"] == "no"
+    assert agreement(with_far_off(simulated(rng, seeds=20, off=0.5), 0.05), "mse").prediction == "no"
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_what_many_runs_do_is_a_threshold(share):
     rng = np.random.default_rng(7)
-    assert agreement(with_far_off(simulated(rng, seeds=20, alphas=1), share), "mse")["prediction"] == "finite size"
+    assert agreement(with_far_off(simulated(rng, seeds=20, alphas=1), share), "mse").prediction == "finite size"
 
 
 @pytest.mark.parametrize(("scatter", "said"), [(0.1, "no"), (2.0, "finite size")])
@@ -138,7 +138,7 @@ def test_runs_whose_own_claims_scatter_are_near_a_threshold(scatter, said):
         values = one.estimate.values
         claims = dict(zip(values, (1 + scatter * rng.standard_normal(len(values))).tolist()))
         claimed.append(changed(one, also_predicted=[number("nishimori", claims)]))
-    assert agreement(claimed, "mse")["prediction"] == said
+    assert agreement(claimed, "mse").prediction == said
 
 
 @pytest.mark.parametrize(("spread", "said"), [(0.05, "no"), (3.0, "finite size")])
@@ -149,7 +149,7 @@ def test_claims_over_errors_that_scatter_are_near_a_threshold(spread, said):
         values = numbered(np.exp(spread * np.abs(rng.standard_normal(16))))
         others = [number("calibration", numbered(0.5 + 0.1 * rng.random(16)))]
         rows.append(row(dimension=D, own_theory=1.0, own_theory_error=0.0, n=16, values=values, also_predicted=others))
-    assert agreement(rows, "mse")["prediction"] == said
+    assert agreement(rows, "mse").prediction == said
 
 
 @pytest.mark.parametrize(("expected", "mean", "scatter", "said"), [
@@ -162,14 +162,14 @@ def test_overlaps_of_a_vector_at_the_edge_of_a_spectrum_are_finite_size(expected
         row(metric="overlap", dimension=D, own_theory=expected, own_theory_error=0.0, n=16,
             values=numbered(mean * D ** (-1 / 3) * rng.gamma(scatter**-2, scatter**2, 16))) for D in SIZES
     ]  # fmt: skip
-    assert agreement(rows, None)["prediction"] == said
+    assert agreement(rows, None).prediction == said
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_fewer_than_four_runs_say_nothing(seeds):
     """One has no standard error; near a threshold two or three are alike by chance."""
     found = agreement(simulated(np.random.default_rng(0), seeds=seeds, sizes=(30,), off=3.0), "mse")
-    assert (found["prediction"], found["deviation"], found["would_have_seen"]) == ("too few runs", None, None)
+    assert (found.prediction, found.deviation, found.would_have_seen) == ("too few runs", None, None)
 
 
 @pytest.mark.parametrize(("lost", "said"), [(False, "yes"), (True, "too few runs")])
@@ -180,14 +180,14 @@ def test_a_point_without_an_estimate_grants_nothing(lost, said):
         if lost
         else []
     )
-    assert agreement([*rows, *lost], "mse")["prediction"] == said
+    assert agreement([*rows, *lost], "mse").prediction == said
 
 
 @pytest.mark.parametrize(("value", "said"), [(1e-9, "yes"), (5e-4, "yes"), (5e-3, "no")])
 def test_where_theory_says_0_the_target_counts_as_reached(value, said):
     spread = {f"0/{k}": value * (1 + 0.01 * (k % 5)) for k in range(16)}
     rows = [row(dimension=D, own_theory=0.0, own_theory_error=0.0, values=spread, n=16, target=1e-3) for D in SIZES]
-    assert agreement(rows, "mse")["prediction"] == said
+    assert agreement(rows, "mse").prediction == said
 
 
 @pytest.mark.parametrize(("off", "said"), [(0.0, "yes"), (0.1, "no"), (-0.1, "no")])
@@ -201,19 +201,19 @@ def test_deviations_are_relative_to_the_prediction_at_their_size(off, said):
             row(dimension=size, own_theory=expected, own_theory_error=0.0, own_coefficient=0.0, values=values, n=64)
         )
     found = agreement(rows, "mse")
-    assert found["prediction"] == said
-    assert found["would_have_seen"] < 0.06
-    assert found["deviation"] == pytest.approx(off, abs=0.03)
+    assert found.prediction == said
+    assert found.would_have_seen < 0.06
+    assert found.deviation == pytest.approx(off, abs=0.03)
 
 
 def test_numbers_without_a_row_count():
     """The Nishimori ratio of every run, and places on the way: what the error at the end hides."""
     rows = simulated(np.random.default_rng(2), seeds=64)
-    assert agreement(rows, "mse")["prediction"] == "yes"
+    assert agreement(rows, "mse").prediction == "yes"
     off = {f"0/{k}": 1.05 + 1e-3 * (k % 7) for k in range(64)}
     found = agreement([changed(one, also_predicted=[number("nishimori", off)]) for one in rows], "mse")
-    assert (found["prediction"], found["deviation_of"]) == ("no", "nishimori")
-    assert found["deviation"] == pytest.approx(0.053, abs=0.01)
+    assert (found.prediction, found.deviation_of) == ("no", "nishimori")
+    assert found.deviation == pytest.approx(0.053, abs=0.01)
 
 
 def test_a_component_is_compared_with_its_own_teacher():
@@ -225,7 +225,7 @@ def test_a_component_is_compared_with_its_own_teacher():
         values = {name: 0.5 + 0.01 * x[component - 1] for name, x in lengths.items()}
         rows.append(row(component=component, values=values, own_theory=0.5, own_theory_error=0.0, n=32, target=1e-3,
                         teachers=lengths, dimension=10_000))  # fmt: skip
-    assert agreement(rows, "mse")["would_have_seen"] == pytest.approx(FINITE["lower"] / 10_000 + 1e-3, rel=0.05)
+    assert agreement(rows, "mse").would_have_seen == pytest.approx(FINITE["lower"] / 10_000 + 1e-3, rel=0.05)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e6])
@@ -237,7 +237,7 @@ def test_the_unit_of_a_metric_does_not_matter(size):
             values={f"0/{k}": size * float(1.1 + 0.02 * rng.standard_normal()) for k in range(32)}) for D in SIZES
     ]  # fmt: skip
     found = agreement(rows, None)
-    assert (found["prediction"], found["deviation"]) == ("no", pytest.approx(0.1, abs=0.02))
+    assert (found.prediction, found.deviation) == ("no", pytest.approx(0.1, abs=0.02))
 
 
 def test_scores_are_those_of_the_normal_law():

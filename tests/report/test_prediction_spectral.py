@@ -60,8 +60,8 @@ def random_problem(case):
 def test_right_claims_are_not_refused_at_small_sizes(case):
     problem, alphas = random_problem(case)
     (rows,) = rows_of(problem, alphas, {50: 16, 100: 16}, 1.0)
-    assert agreement(rows, "mse")["prediction"] != "no"
-    assert agreement(claimed(rows, 0.6), "mse")["prediction"] != "yes"
+    assert agreement(rows, "mse").prediction != "no"
+    assert agreement(claimed(rows, 0.6), "mse").prediction != "yes"
 
 
 @pytest.mark.slow
@@ -69,10 +69,10 @@ def test_right_claims_are_not_refused_at_small_sizes(case):
 def test_wrong_claims_are_refused_where_sizes_decide(channel):
     problem = attention(channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {}))
     rows, wrong = rows_of(problem, [0.1], {100: 16, 200: 8, 400: 4}, 1.0, 2.0)
-    assert agreement(rows, "mse")["prediction"] in ("yes", "finite size")
+    assert agreement(rows, "mse").prediction in ("yes", "finite size")
     for factor in (0.7, 1.3):
-        assert agreement(claimed(rows, factor), "mse")["prediction"] == "no"
-    assert agreement(wrong, "mse")["prediction"] == "no"
+        assert agreement(claimed(rows, factor), "mse").prediction == "no"
+    assert agreement(wrong, "mse").prediction == "no"
 
 
 @pytest.mark.parametrize("channel", ["linear", "softmax"])

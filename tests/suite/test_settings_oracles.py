@@ -27,7 +27,7 @@ def test_an_oracle_is_no_contender(tmp_path):
     rows = [row for row in results if row["metric"] == "mse"]
     oracle = next(row for row in rows if row["algorithm"] == "adam, from the teacher")
     assert oracle["settings"] == "oracle"
-    assert {one["algorithm"] for one in verdicts([row_of(row) for row in rows])[0]["contenders"]} == {"gamp", "adam"}
+    assert {one.algorithm for one in verdicts([row_of(row) for row in rows])[0].contenders} == {"gamp", "adam"}
     shared = {"by": "x", "versions": {"smimbench": "1"}}
     assert "near the teacher" in obstacle(row_of(oracle), shared)
 

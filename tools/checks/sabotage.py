@@ -106,7 +106,9 @@ def part_of(rows, first, step):
 
 def contenders(rows):
     """What verdicts say of every algorithm."""
-    return {one["algorithm"]: one for entry in verdicts([row_of(row) for row in rows]) for one in entry["contenders"]}
+    return {
+        one.algorithm: one.document() for entry in verdicts([row_of(row) for row in rows]) for one in entry.contenders
+    }
 
 
 def sabotage_table(rows):
