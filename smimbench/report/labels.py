@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def place(row: Row) -> tuple[Any, ...]:
     """What a row is about, apart from metric and component: problem, algorithm, backend and grid point."""
-    return row.place.problem, row.place.algorithm, row.place.backend, row.place.alpha, row.place.dimension
+    at = row.place
+    return at.problem, at.algorithm, at.backend, at.nominal_alpha, at.dimension
 
 
 def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:

@@ -349,7 +349,7 @@ REPRODUCIBLE = (
     "restarts", "start", "final", "warnings",
 )  # fmt: skip
 """Fields of a record that follow from suite, seed and code, besides its trajectory and the price of a step."""
-NOT_VERIFIED = "times, memory and load; machine and versions; labels; printed output and tracebacks"
+NOT_VERIFIED = "times, memory and load; machine, versions and where inputs lay; labels; printed output and tracebacks"
 """What no second run can confirm."""
 
 

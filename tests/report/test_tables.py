@@ -203,6 +203,7 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
         for cell in suite.cells():
             record = {
                 "key": cell.key, "cell": cell.identity(), "status": "ok", "reason": "",
+                "problem": cell.problem_label, "algorithm": cell.algorithm_label, "machine": {}, "versions": {},
                 "metrics": {"mse": [0.0], "overlap": [1.5]}, "iterations": 2, "samples": 90,
                 "timing": {"seconds": 1.0, "cpu_seconds": 1.0, "machine": "here", "trusted": False},
                 "trajectory": {"iteration": [0, 1, 2], "seconds": [0.0, 0.25, 1.0], "residual": [1.0, 1.0, 1.0],

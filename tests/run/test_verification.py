@@ -14,7 +14,7 @@ from smimbench.run.record import document_text, sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.verification import untimed
 from smimbench.suite.reader import load_suite
-from tests.helpers import ROOT, SUITE, call, ends_with, write_suite
+from tests.helpers import LINE, ROOT, SUITE, call, ends_with, suite_text, write_suite
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +182,13 @@ def test_the_published_schema_is_that_of_the_code_and_of_records(results, monkey
         checker.validate(record)
     with pytest.raises(jsonschema.ValidationError):
         checker.validate({**record, "metrics": {"mse": ["small"]}})
+
+
+def test_an_online_run_at_two_sample_ratios_is_two_rows(tmp_path, capsys):
+    """Its own samples are as many at both: the rows stand at the same ratio, and are of different instances."""
+    online = 'name = "sgd"\nlearning_rate = 0.05\nsteps = 30\nbatch = 4\nonline = true'
+    suite = write_suite(tmp_path, suite_text(LINE, [1.0, 2.0], 20, 2, online))
+    at = (suite, "--results", tmp_path / "results")
+    assert call(capsys, "run", *at, "--workers", 1, "--no-figure")[0] == 0
+    code, out, err = call(capsys, "verify", *at, "--cells", 4)
+    assert code == 0, out + err
