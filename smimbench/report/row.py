@@ -442,7 +442,11 @@ def row_of(document: JsonObject) -> Row:
         elif key in document:
             nested[group] = document[key]
     try:
-        return _row_type().validate_json(json.dumps(nested), strict=True)
+        text = json.dumps(nested, allow_nan=False)
+    except ValueError:
+        raise ValueError("not a row of smimbench: a number is infinite or none at all; null stands for that") from None
+    try:
+        return _row_type().validate_json(text, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

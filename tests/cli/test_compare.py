@@ -57,6 +57,7 @@ class Setup:
     def use(self, variant):
         """Install a variant of the algorithm in place of the last one."""
         if self.kind == "file":
+            shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)  # two edits within a second look the same
             (self.folder / "blurred.py").write_text(code(variant))
         else:
             shutil.rmtree(self.folder / "site", ignore_errors=True)

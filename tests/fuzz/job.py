@@ -257,9 +257,9 @@ def read_store(folder: Path, cache: TheorySolver | None = None) -> None:
         store.trajectory(record)
     cache = cache or TheorySolver(theory_folder(store))
     suite = _parsed(folder.parent.parent / f"{folder.name}.toml")
-    rows = Results(suite, store, ("numpy",), cache).rows
-    tame(as_markdown(rows))
-    written = as_csv(rows)
+    document = Results(suite, store, ("numpy",), cache).table.document()
+    tame(as_markdown(document))
+    written = as_csv(document)
     tame(written)
     for row in csv.reader(io.StringIO(written)):
         for cell in row:
