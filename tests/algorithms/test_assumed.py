@@ -26,7 +26,7 @@ from tests.helpers import attention, run_once, sequence
 
 @pytest.fixture(autouse=True)
 def _few_points(monkeypatch):
-    monkeypatch.setattr(assumed, "ACCURACY", assumed.ACCURACY._replace(points=2**9, entries=2**10, sets=2))
+    monkeypatch.setattr(assumed, "ACCURACY", assumed.ACCURACY._replace(points=2**9, more=2**9, entries=2**10, sets=2))
 
 
 def recursion(problem, other, alpha):
