@@ -24,7 +24,8 @@ def rows(tmp_path_factory):
         store = Store(folder / "results")
         for cell in suite.cells():
             store.write(run_cell(cell, timing=True))
-        yield {row["algorithm"]: row for row in Results(suite, store).rows if row["metric"] == "mse"}
+        documents = (row.document() for row in Results(suite, store).rows)
+        yield {row["algorithm"]: row for row in documents if row["metric"] == "mse"}
     finally:
         set_registry(None)
 
