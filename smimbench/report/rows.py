@@ -534,7 +534,10 @@ def _teachers(records: Sequence[JsonObject], problem: Problem, own: JsonObject) 
     A prediction for the starts of these very runs has their teachers in it: only differences between them count then.
     """
     second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
-    known = {instance_of(record): np.diagonal(np.asarray(record["start"]["truth"])) / second - 1
-             for record in records if (record.get("start") or {}).get("truth")}  # fmt: skip
+    known = {}
+    for record in records:
+        truth = np.asarray((record.get("start") or {}).get("truth") or [], dtype=float)
+        if truth.shape == (problem.components, problem.components):
+            known[instance_of(record)] = np.diagonal(truth) / second - 1
     middle = np.mean([*known.values()], axis=0) if known and own.get("at_size") else 0.0
     return {name: (excess - middle).tolist() for name, excess in known.items()}

@@ -233,7 +233,7 @@ def runtime(
     ceiling_fraction, ceiling = efficiency(records)
     return Cost(
         seconds=mean_of([t["seconds"] + t.get("lost_seconds", 0.0) for t in timings]),
-        cpu_seconds=mean_of([t["cpu_seconds"] for t in timings]),
+        cpu_seconds=mean_of([t["cpu_seconds"] for t in timings if "cpu_seconds" in t]),
         iterations=mean_of([r["iterations"] for r in records if "iterations" in r]),
         first_iteration=mean_of([t["first_iteration"] for t in timings if t.get("first_iteration")]),
         per_iteration=mean_of([t["per_iteration"] for t in timings if t.get("per_iteration")]),
@@ -252,7 +252,9 @@ def clock_remarks(records: Sequence[Record]) -> list[str]:
     timings = [record["timing"] for record in records if (record.get("timing") or {}).get("trusted")]
     if not timings or any(timing.get("device_seconds") for timing in timings):
         return []
-    clock, cpu, total = (np.mean([t[name] for t in timings]) for name in ("seconds", "cpu_seconds", "total_seconds"))
+    clock, cpu, total = (
+        np.mean([t.get(name, 0.0) for t in timings]) for name in ("seconds", "cpu_seconds", "total_seconds")
+    )
     others = (timings[0].get("threads") or 1) - 1
     # BLAS threads may work for the engine while the clock stands still.
     if cpu > 1.1 * (clock + others * total) + 0.02:
