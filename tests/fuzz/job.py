@@ -439,6 +439,7 @@ def outside(folder: Path) -> list[str]:
     allowed = {"results", "out", "small.toml", "long.toml", "fuzz.toml", "fuzz.npz"}
     # A word after --output names a file, whose folder is made: "[/]" is the file "]" in the folder "[".
     allowed |= {Path(word).parts[0] for word in WORDS if word}
+    allowed.add("theory")  # of --results "", which is this folder
     return [path.name for path in folder.iterdir() if path.name not in allowed]
 
 
