@@ -74,8 +74,9 @@ def _begin() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
     os.dup2(2, 1)  # what plugins print must not look like an answer
     faulthandler.enable()
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    leave = os._exit  # the registry replaces it while it imports a plugin, and the parent may end just then
     # The end of the pipe is the end of the parent, or of its interest.
-    listen(source, lambda message: os._exit(1) if message is None else inbox.put(message), sys.maxsize)
+    listen(source, lambda message: leave(1) if message is None else inbox.put(message), sys.maxsize)
     return inbox, target
 
 
